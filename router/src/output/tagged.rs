@@ -67,7 +67,7 @@ impl Tagged {
         while let Some(next) = rest.chars().next() {
             let free = match self.marks() {
                 Some(marks) if self.held.is_empty() => {
-                    marks.free(rest, self.rules.leads.filter(|_| !self.begun))
+                    marks.free(rest, self.rules.leads.filter(|_| self.may_lead()))
                 }
                 Some(_) | None => 0,
             };
@@ -93,9 +93,7 @@ impl Tagged {
                 self.no_call(&raw, out);
             }
         }
-        if !self.after_marker {
-            self.release_gap(out);
-        }
+        self.release_gap(out);
     }
 
     /// What this state looks for; `None` where it does not.
@@ -130,8 +128,18 @@ impl Tagged {
 
     /// Calls begin here without a marker.
     fn leads(&self, c: char) -> bool {
-        let at_the_begin = !self.begun && self.held.is_empty();
-        self.rules.leads == Some(c) && at_the_begin && matches!(self.state, State::Content)
+        self.rules.leads == Some(c) && self.held.is_empty() && self.may_lead()
+    }
+
+    /// Nothing was said but reasoning. A forced call stands in the place of reasoning, too, if the prompt opened that.
+    fn may_lead(&self) -> bool {
+        let forced = || self.rules.tools.as_ref().is_some_and(|tools| tools.forced);
+        let nothing_said = !self.begun || (self.after_marker && !self.called());
+        match self.state {
+            State::Content => nothing_said,
+            State::Reasoning => nothing_said && forced(),
+            State::Call(..) | State::Over => false,
+        }
     }
 
     fn marker(&mut self, action: Action, text: &str, out: &mut Out<'_>) {
@@ -144,7 +152,7 @@ impl Tagged {
                 self.gap.push_str(text);
                 self.bound_gap(out);
             }
-            Action::Closes if self.called() && self.after_marker => {}
+            Action::Closes if self.called() && self.drops_white() => {}
             Action::Closes | Action::Inner => self.marks_nothing(text, out),
         }
     }
@@ -215,19 +223,24 @@ impl Tagged {
         self.text(&self.without_hidden(raw.to_owned()), out);
     }
 
+    /// White space is no text here: it stands right after a marker, and no opener is held that may yet be text.
+    fn drops_white(&self) -> bool {
+        self.after_marker && self.gap.is_empty()
+    }
+
     /// No part of a marker.
     fn text(&mut self, text: &str, out: &mut Out<'_>) {
         let white = |c: char| c.is_ascii_whitespace();
         let solid = text.trim_end_matches(white);
         let end = solid.len();
         if !solid.is_empty() {
-            let solid = if self.after_marker { solid.trim_start_matches(white) } else { solid };
+            let solid = if self.drops_white() { solid.trim_start_matches(white) } else { solid };
             self.release_gap(out);
             self.emit(solid, out);
             self.after_marker = false;
             self.begun = true;
         }
-        if !self.after_marker {
+        if !self.drops_white() {
             self.gap.push_str(&text[end..]);
             self.bound_gap(out);
         }

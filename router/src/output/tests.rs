@@ -94,3 +94,4 @@ fn long_white_space_is_not_held_back() {
 
 mod calls;
 mod forced;
+mod reasoning;

@@ -3,7 +3,7 @@
 //! A text is written as JSON while it comes. Of any other kind the value is held until it is known to be JSON.
 
 use super::{Announcer, ArgumentKind, Arguments, CallStep, MAX_HELD};
-use crate::output::json::escape;
+use crate::output::json::{Json, escape};
 use crate::output::parts::Out;
 
 /// Longest name of a function or of an argument, with the tag after it.
@@ -88,7 +88,7 @@ enum Kind {
     Text,
     /// Held until it ends.
     Held(ArgumentKind, String),
-    /// Too long to be held: it is written as it is.
+    /// Too long to be held, and the beginning of an object or a list: it is written as it is.
     Plain,
 }
 
@@ -266,11 +266,10 @@ impl Value {
                 escape(c, &mut escaped);
                 calls.arguments(&escaped, out);
             }
-            Kind::Held(_, text) => {
+            Kind::Held(kind, text) => {
                 text.push(c);
                 if text.len() > MAX_HELD {
-                    calls.arguments(text, out);
-                    self.kind = Kind::Plain;
+                    self.kind = too_long(*kind, text, calls, out);
                 }
             }
             Kind::Plain => calls.argument(c, out),
@@ -284,6 +283,20 @@ impl Value {
             Kind::Plain => {}
         }
     }
+}
+
+/// Writes the beginning of a value that is too long to be held. One that cannot be JSON of its kind is a text.
+fn too_long(kind: ArgumentKind, text: &str, calls: &Announcer, out: &mut Out<'_>) -> Kind {
+    let mut json = Json::new();
+    let open = text.chars().all(|c| json.push(c).is_ok()) && json.depth() > 0;
+    if kind == ArgumentKind::Json && open {
+        calls.arguments(text, out);
+        return Kind::Plain;
+    }
+    let mut escaped = "\"".to_owned();
+    text.chars().for_each(|c| escape(c, &mut escaped));
+    calls.arguments(&escaped, out);
+    Kind::Text
 }
 
 /// A value as JSON: itself, where it is JSON of its kind; the names of Python; or else a text.

@@ -25,7 +25,7 @@ pub(super) enum Language {
 pub(in crate::output) struct LiteralCalls {
     language: Language,
     state: State,
-    /// A name, a word, or the beginning of a quote.
+    /// The function's name, until its call is announced.
     word: String,
     arguments: Literal,
 }
@@ -57,7 +57,7 @@ impl LiteralCalls {
                 self.word.push(c);
                 self.state = State::Name;
             }
-            State::Name => return self.name(c, calls, out),
+            State::Name => return self.name(c, calls),
             State::Arguments => return self.argument(c, calls, out),
             State::After if white => {}
             State::After if c == ',' => self.state = State::Before,
@@ -67,7 +67,7 @@ impl LiteralCalls {
         CallStep::More
     }
 
-    fn name(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
+    fn name(&mut self, c: char, calls: &Announcer) -> CallStep {
         let open = if self.language == Language::Python { '(' } else { '{' };
         if c != open {
             self.word.push(c);
@@ -83,9 +83,7 @@ impl LiteralCalls {
             Language::Gemma => self.word.strip_prefix("call:"),
         };
         let Some(name) = name.filter(|name| calls.knows(name)) else { return CallStep::Not };
-        calls.begin(name, None, out);
-        calls.arguments("{", out);
-        self.word.clear();
+        self.word = name.to_owned();
         self.arguments = Literal::new(self.language);
         self.state = State::Arguments;
         CallStep::More
@@ -94,7 +92,14 @@ impl LiteralCalls {
     fn argument(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
         let mut json = String::new();
         let step = self.arguments.push(c, &mut json);
-        calls.arguments(&json, out);
+        if !calls.open && step != CallStep::Not && !json.is_empty() {
+            // arguments without names are none: only now it is certain that this is a call
+            calls.begin(&std::mem::take(&mut self.word), None, out);
+            calls.arguments("{", out);
+        }
+        if calls.open {
+            calls.arguments(&json, out);
+        }
         if step != CallStep::Done || self.language == Language::Gemma {
             return step;
         }
