@@ -178,7 +178,9 @@ fn named(
             let list = allowed.require("tools", list)?;
             let names = list.into_iter().enumerate().map(|(i, tool)| {
                 let mut tool = Fields::of(tool, format!("{at}[{i}]"))?;
-                tool.string("type")?;
+                if tool.string("type")?.is_some_and(|kind| kind != "function") {
+                    return Err(unsupported(tool.path("type"), "the only type is \"function\""));
+                }
                 let name = function_name(&mut tool, tools)?;
                 tool.finish()?;
                 Ok(name)
@@ -311,6 +313,7 @@ pub(super) fn held(
         let held = read.forced || function["strict"] == true;
         let parameters = Some(&function["parameters"]).filter(|schema| held && schema.is_object());
         let parameters = parameters.cloned().unwrap_or_else(|| Value::Object(Map::new()));
+        can_be_written(&parameters, parser, &at)?;
         let asked = grammar::json(parameters.clone(), at.clone())?;
         let bytes = 4 * asked.grammar.source.len(); // as values and as text
         memory.charge(bytes).map_err(|refused| refused.body(Some(at)))?;
@@ -318,6 +321,42 @@ pub(super) fn held(
         calls.functions.push(ForcedFunction { name: name.to_owned(), parameters });
     }
     Ok(Some(calls))
+}
+
+/// Arguments are an object; and the forms that write them one by one, outside of JSON, cannot write every name.
+fn can_be_written(parameters: &Value, parser: ToolParser, at: &str) -> Result<(), RouteError> {
+    let kind = &parameters["type"];
+    let listed = || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "object"));
+    let object = kind.is_null() || kind == "object" || listed();
+    if !object {
+        let at = format!("{at}.type");
+        return Err(bad(&at, format!("`{at}` must be \"object\": arguments have names")));
+    }
+    let word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let may_hold: fn(char) -> bool = match parser {
+        ToolParser::Pythonic | ToolParser::Gemma => word,
+        ToolParser::QwenCoder | ToolParser::Glm => {
+            |c| !c.is_control() && !c.is_whitespace() && !matches!(c, '<' | '>')
+        }
+        ToolParser::Hermes
+        | ToolParser::Llama
+        | ToolParser::Mistral
+        | ToolParser::DeepseekV3
+        | ToolParser::DeepseekV31
+        | ToolParser::Kimi
+        | ToolParser::Harmony => return Ok(()),
+    };
+    let mut names =
+        parameters["properties"].as_object().into_iter().flatten().map(|(name, _)| name);
+    let good = |name: &str| (1..=128).contains(&name.len()) && name.chars().all(may_hold);
+    match names.find(|name| !good(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let at = format!("{at}.properties.{}", clip(name));
+            let why = "this model's calls cannot have an argument of this name";
+            Err(bad(&at, format!("`{at}` cannot be followed: {why}")))
+        }
+    }
 }
 
 impl HeldCalls {

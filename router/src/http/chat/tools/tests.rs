@@ -63,6 +63,11 @@ fn each_wrong_field_is_named_by_its_path() {
             ),
             "tool_choice.allowed_tools.tools",
         ),
+        (
+            choice(json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto",
+                "tools": [{"type": "custom", "function": {"name": "f"}}]}})),
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"parallel_tool_calls": "no"}), "parallel_tool_calls"),
     ] {
@@ -129,4 +134,27 @@ fn a_model_whose_calls_nobody_knows_gets_no_tools() {
     let hermes = read(Conventions::default()).unwrap().unwrap();
     assert_eq!(hermes.parser, ToolParser::Hermes);
     assert!(hermes.functions.contains_key("f") && hermes.parallel && !hermes.forced);
+}
+
+#[test]
+fn arguments_that_the_form_of_calls_cannot_write_are_named() {
+    let check = |parameters: Value, parser| match can_be_written(&parameters, parser, "p") {
+        Ok(()) => None,
+        Err(RouteError::BadRequest { param, .. }) => param,
+        Err(error) => panic!("{error}"),
+    };
+    for parser in ToolParser::ALL {
+        assert_eq!(check(json!({"type": "string"}), parser).as_deref(), Some("p.type"));
+        for good in
+            [json!({}), json!({"type": ["object", "null"]}), json!({"properties": {"a_b": {}}})]
+        {
+            assert_eq!(check(good, parser), None);
+        }
+        let odd = check(json!({"type": "object", "properties": {"a>b": {}}}), parser);
+        let one_by_one = matches!(
+            parser,
+            ToolParser::QwenCoder | ToolParser::Glm | ToolParser::Pythonic | ToolParser::Gemma
+        );
+        assert_eq!(odd.as_deref(), one_by_one.then_some("p.properties.a>b"));
+    }
 }
