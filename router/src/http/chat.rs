@@ -19,7 +19,7 @@ use crate::limits::shares::Account;
 use crate::limits::shares::Holder;
 use crate::output::Format;
 use crate::prompt::StopStrings;
-use crate::prompt::{ChatPrompt, Prompt};
+use crate::prompt::{ChatPrompt, Conventions, Prompt};
 use crate::request::{Job, Reading};
 use tools::HeldCalls;
 
@@ -100,12 +100,10 @@ pub(super) fn check(
     let common = params::take(&mut fields, model)?;
     let offered = prompt.tools.as_deref().unwrap_or_default();
     let held = tools::held(calls.as_ref(), offered, common.grammar.as_ref(), memory)?;
-    if !model.conventions.knows_tools {
-        hermes::retell(&mut prompt.messages, memory)?;
-        if let Some(offered) = prompt.tools.take().filter(|_| calls.is_some()) {
-            hermes::show(&mut prompt.messages, &offered, memory)?;
-        }
+    if calls.is_none() && !model.conventions.knows_tools {
+        prompt.tools = None; // they are told only where they may be called
     }
+    tell_tools(&mut prompt, &model.conventions, memory)?;
     let logprobs = logprobs(&mut fields)?;
     let max_tokens = max_tokens(&mut fields)?;
     params::min_fits_max(common.sampling.min_tokens, max_tokens)?;
@@ -200,6 +198,25 @@ pub(super) fn prompt(
     };
     template_fields::take(fields, &mut chat)?;
     Ok(chat)
+}
+
+/// Tools, calls and results as text, where the template would not show them.
+///
+/// # Errors
+/// `BodyTooComplex` or `Overloaded` if there is no memory for it.
+pub(super) fn tell_tools(
+    prompt: &mut ChatPrompt,
+    model: &Conventions,
+    memory: &mut MemoryShare,
+) -> Result<(), RouteError> {
+    if model.knows_tools {
+        return Ok(());
+    }
+    hermes::retell(&mut prompt.messages, memory)?;
+    match prompt.tools.take() {
+        Some(offered) => hermes::show(&mut prompt.messages, &offered, memory),
+        None => Ok(()),
+    }
 }
 
 fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, RouteError> {

@@ -35,9 +35,10 @@ pub(super) async fn tokenize(
     let checked = generate::read(&surface, request, None, move |read| {
         let ReadBody { fields, mut memory, .. } = read;
         let (engine, fields) = engine_of(&app, fields)?;
-        let (wants_texts, input) = check(fields, &mut memory)?;
-        if let Input::Chat(chat) = &input {
-            template_fields::allowed(chat, &app.config.http)?;
+        let (wants_texts, mut input) = check(fields, &mut memory)?;
+        if let Input::Chat(prompt) = &mut input {
+            template_fields::allowed(prompt, &app.config.http)?;
+            chat::tell_tools(prompt, &engine.conventions(), &mut memory)?;
         }
         Ok((engine, wants_texts, input, Some(Arc::new(memory))))
     });

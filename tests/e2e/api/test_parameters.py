@@ -29,6 +29,18 @@ def tokens_of(server: Server, text: str) -> list[int]:
     return post(server, "/tokenize", prompt=text, add_special_tokens=False)["tokens"]
 
 
+def test_tokenize_has_the_tokens_of_a_chat_with_tools(tiny: Server) -> None:
+    function = {"name": "now", "description": "The time", "parameters": {"type": "object"}}
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "noon"}
+    asks = {"role": "user", "content": "When?"}
+    calls = {"role": "assistant", "tool_calls": [call]}
+    for messages in [[asks], [asks, calls, result]]:
+        chat = {"messages": messages, "tools": [{"type": "function", "function": function}]}
+        used = post(tiny, CHAT, max_tokens=1, return_token_ids=True, **chat)
+        assert post(tiny, "/tokenize", **chat)["tokens"] == used["prompt_token_ids"]
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_only_allowed_tokens_are_generated(tiny: Server, temperature: float) -> None:
     allowed = [40, 41, 42, 200]
