@@ -60,6 +60,10 @@ impl Harmony {
         self.over
     }
 
+    pub(super) fn in_call(&self) -> bool {
+        matches!(self.state, State::Call(..))
+    }
+
     pub(super) fn in_reasoning(&self) -> bool {
         matches!(self.state, State::Reasoning)
     }

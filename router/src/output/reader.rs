@@ -59,6 +59,15 @@ impl Reader {
         }
     }
 
+    /// What comes next is of a call that began.
+    #[must_use]
+    pub fn in_call(&self) -> bool {
+        match &self.0 {
+            Way::Tagged(tagged) => tagged.in_call(),
+            Way::Harmony(harmony) => harmony.in_call(),
+        }
+    }
+
     /// What comes next is reasoning.
     #[must_use]
     pub fn in_reasoning(&self) -> bool {

@@ -58,6 +58,10 @@ impl Tagged {
         matches!(self.state, State::Over)
     }
 
+    pub(super) fn in_call(&self) -> bool {
+        matches!(self.state, State::Call(..))
+    }
+
     pub(super) fn in_reasoning(&self) -> bool {
         matches!(self.state, State::Reasoning)
     }

@@ -240,3 +240,12 @@ async fn log_probabilities_come_with_calls() {
         all.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
     assert_eq!(tokens.map(Vec::len).sum::<usize>(), call.len());
 }
+
+#[tokio::test]
+async fn a_stop_string_inside_of_a_call_leaves_a_call_that_is_not_to_be_run() {
+    let (router, _worker) = TestRouter::saying(CALLS).await;
+    for (stop, reason) in [("onn", "stop"), ("</tool_call>", "tool_calls")] {
+        let answer = ask(&router, &json!({"tools": [tool("f"), tool("g")], "stop": stop})).await;
+        assert_eq!(answer.json()["choices"][0]["finish_reason"], reason, "{stop}");
+    }
+}

@@ -47,13 +47,17 @@ impl ChoiceReaders {
             self.reasoning_tokens += u32::from(before || reader.in_reasoning());
         }
         reader.push(&delta.text[from..], parts);
+        // a marker of the form that a client stops at ends a call as it would without
+        let cut = delta.stop_string.as_deref().is_some_and(|stop| {
+            reader.in_call() && !self.format.markers().any(|marker| marker.contains(stop))
+        });
         if delta.finish.is_some() {
             reader.finish(parts);
         }
         // an answer that was cut is cut, whatever was in it
         match delta.finish {
             _ if reader.is_over() => Some("tool_calls"),
-            Some(FinishReason::Stop) if reader.called() => Some("tool_calls"),
+            Some(FinishReason::Stop) if reader.called() && !cut => Some("tool_calls"),
             Some(finish) => Some(finish.as_str()),
             None => None,
         }

@@ -105,7 +105,7 @@ async fn a_worker_of_another_version_is_refused_by_name_in_a_frame_that_it_can_r
     let mut body = Vec::new();
     headrace_router::fleet::codec::encode(&Frame::OtherVersion(told), &mut body).unwrap();
     let texts =
-        [&b"\x95\x21\xa8protocol\xa13\xa11\xd9"[..], &[message.len() as u8], message.as_bytes()];
+        [&b"\x95\x21\xa8protocol\xa14\xa11\xd9"[..], &[message.len() as u8], message.as_bytes()];
     assert_eq!(body, texts.concat());
     // of a version to come only the number is read
     let later = [&b"\x94\x01\xcd\x01\x00"[..], b"\xa1w\x80"].concat();
