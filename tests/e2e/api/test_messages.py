@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+import anthropic
 import pytest
 
 from helpers.serving.server import Server
 
-anthropic = pytest.importorskip("anthropic")  # who works on something else need not have it
-
 PARIS = "The capital of France is Paris."
 QUESTION = "What is the capital of France?"
+GREEDY = {"temperature": 0}  # that the client itself has no argument for any more
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def claude(real: Server) -> Generator[Any]:
 
 def test_a_message_is_whole_and_streamed(real: Server, claude: Any) -> None:
     messages: Any = [{"role": "user", "content": QUESTION}]
-    wishes: dict[str, Any] = {"model": real.model, "max_tokens": 24, "temperature": 0}
+    wishes: dict[str, Any] = {"model": real.model, "max_tokens": 24, "extra_body": GREEDY}
     whole = claude.messages.create(messages=messages, **wishes)
     assert [block.model_dump(include={"type", "text"}) for block in whole.content] == [
         {"type": "text", "text": PARIS}
@@ -45,7 +45,11 @@ def test_a_stop_sequence_and_a_beginning_are_kept(real: Server, claude: Any) -> 
         {"role": "assistant", "content": "The capital of France is"},
     ]
     message = claude.messages.create(
-        model=real.model, max_tokens=24, temperature=0, messages=begins, stop_sequences=["."]
+        model=real.model,
+        max_tokens=24,
+        messages=begins,
+        stop_sequences=["."],
+        extra_body=GREEDY,
     )
     assert message.content[0].model_dump()["text"] == " Paris"
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", ".")
