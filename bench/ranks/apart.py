@@ -13,7 +13,6 @@ then in the other, so that a busy machine is busy for all. Of each block the med
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import statistics
 import time
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 
 from bench.helpers import report
+from bench.helpers.ranks import Ranks
 from headrace import _core
 from headrace_kernels.batch import Batch
 from headrace_kernels.moe.dispatch import Combine, Routed, Sent
@@ -156,36 +156,15 @@ def serve(rank: int, memory: Path, shape: Shape, pipe: Connection) -> None:
     transport.close()
 
 
-class Pair:
-    """Both ranks."""
-
-    def __init__(self, shape: Shape) -> None:
-        context = multiprocessing.get_context("spawn")
-        memory = Path(f"/dev/shm/headrace-bench-{os.getpid()}-{shape.hidden}")
-        self._processes: list[tuple[Any, Connection]] = []
-        for rank in range(RANKS):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, memory, shape, theirs), daemon=True)
-            process.start()
-            self._processes.append((process, ours))
-        assert {pipe.recv() for _, pipe in self._processes} == {"ready"}
-
-    def block_us(self, *task: Any) -> float:
-        """Of the slowest rank."""
-        for _, pipe in self._processes:
-            pipe.send(task)
-        return max(pipe.recv() for _, pipe in self._processes)
-
-    def close(self) -> None:
-        for process, pipe in self._processes:
-            pipe.send(None)
-            process.join()
+def pair_of(shape: Shape) -> Ranks:
+    memory = Path(f"/dev/shm/headrace-bench-{os.getpid()}-{shape.hidden}")
+    return Ranks(serve, [(rank, memory, shape) for rank in range(RANKS)])
 
 
 def measure(blocks: int) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = []
     for model, shape in SHAPES.items():
-        pair = Pair(shape)
+        pair = pair_of(shape)
         for rows in ROWS:
             warm_us = max(pair.block_us(name, rows, 3) for name in APART)
             count = min(max(int(BLOCK_S * 1e6 / warm_us), LEAST), MOST)

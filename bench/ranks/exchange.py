@@ -18,7 +18,6 @@ Times are of the slowest rank: of each block the median, of the blocks the media
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import statistics
 import time
@@ -32,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from bench.helpers import report
+from bench.helpers.ranks import Ranks
 from headrace_kernels.moe.all_to_all import AllToAll
 from headrace_kernels.moe.dispatch import Routed
 from headrace_kernels.moe.placement import LayerPlacement
@@ -133,38 +133,17 @@ def serve(rank: int, ranks: int, store_port: int, memory: Path, pipe: Connection
     gloo.close()
 
 
-class Ranks:
-    """A group of processes."""
-
-    def __init__(self, ranks: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-        memory = Path(f"/dev/shm/headrace-bench-{os.getpid()}-{ranks}")
-        self._processes: list[tuple[Any, Connection]] = []
-        for rank in range(ranks):
-            ours, theirs = context.Pipe()
-            arguments = (rank, ranks, self._store.port, memory, theirs)
-            process = context.Process(target=serve, args=arguments, daemon=True)
-            process.start()
-            self._processes.append((process, ours))
-        assert {pipe.recv() for _, pipe in self._processes} == {"ready"}
-
-    def block_us(self, *task: Any) -> float:
-        """Of the slowest rank."""
-        for _, pipe in self._processes:
-            pipe.send(task)
-        return max(pipe.recv() for _, pipe in self._processes)
-
-    def close(self) -> None:
-        for process, pipe in self._processes:
-            pipe.send(None)
-            process.join()
+def group_of(ranks: int) -> tuple[dist.TCPStore, Ranks]:
+    """The store is kept as long as they run."""
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    memory = Path(f"/dev/shm/headrace-bench-{os.getpid()}-{ranks}")
+    return store, Ranks(serve, [(rank, ranks, store.port, memory) for rank in range(ranks)])
 
 
 def measure(blocks: int) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = []
     for ranks in (2, 4):
-        group = Ranks(ranks)
+        _store, group = group_of(ranks)
         for model, hidden in HIDDEN.items():
             for rows in ROWS:
                 nbytes = rows * (hidden + 2 * TOP_K) * 4  # to each rank
