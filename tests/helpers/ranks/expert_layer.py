@@ -18,7 +18,7 @@ ATTENTION = MlaAttention(
     layers=1, heads=1, kv_lora_rank=1, nope_dim=0, rope_dim=2, v_dim=1, block_tokens=16, context_tokens=512,
     scale=1.0, inv_freq=[1.0], rope_scale=1.0, rope_interleave=True, hidden_size=0, mtp=False,
 )  # fmt: skip
-# None, few, and so many that own rows are computed by themselves and parcels go in pieces.
+# None, few, and so many that parcels go in pieces.
 ROWS = (0, 0, 1, 5, 30, 90)
 
 

@@ -192,7 +192,7 @@ def test_over_shared_memory_python_is_not_called(ranks: RankProcesses) -> None:
 
 
 class Apart(AllToAll):
-    """With a number of rows of its own from which own rows are computed by themselves."""
+    """With a number of rows of its own from which own rows are computed by themselves: whatever there is."""
 
     rows_apart = 0
 
@@ -202,30 +202,48 @@ class Apart(AllToAll):
             transport._parcels,
             owners=self.home.rank.numpy(),
             slots=self.home.slot.numpy(),
-            partial=False,
+            partial=self.combine == "partial",
             rows_apart=self.rows_apart,
         )
+
+
+class FewAtOnce(Apart):
+    rows_apart = 4
 
 
 class AtOnce(Apart):
     rows_apart = 1 << 60
 
 
-def apart_and_at_once(place: Place) -> list[list[list[float]]]:
-    layer = ExpertLayer(hidden=64, width=32, experts=8, top_k=3, rows=(70, 9))
-    placement = LayerPlacement.even(8, place.ranks)
-    found: list[list[list[float]]] = []
+def apart_and_at_once(place: Place, combine: Combine) -> list[list[list[list[float]]]]:
+    """Of layers of several sizes, the results of each way. Ranks may differ in it."""
+    found: list[list[list[list[float]]]] = []
     with opened(place, "shared_memory", slice_bytes=4096) as transport:
-        for number, kind in enumerate((Apart, AtOnce), 1):
-            transport.begin(number)
-            dispatch = kind.of(placement, transport, "exact", CPU)
-            experts = PlacedExperts(layer, "int8", placement.ranks[place.rank], dispatch)
-            found.append(experts.run(layer.rows_of(place.rank)))
+        for seed in SEEDS:
+            layer = ExpertLayer.random(seed, place.ranks)
+            placement = placement_of(layer, seed)
+            mixed = (Apart, AtOnce)[place.rank % 2]
+            ways: list[list[list[float]]] = []
+            for number, kind in enumerate((AtOnce, Apart, FewAtOnce, mixed), 1):
+                transport.begin(10 * seed + number)
+                dispatch = kind.of(placement, transport, combine, CPU)
+                held = placement.ranks[place.rank]
+                experts = PlacedExperts(layer, "int8", held, dispatch)
+                ways.append(experts.run(layer.rows_of(place.rank)))
+            found.append(ways)
     return found
 
 
-def test_no_bit_depends_on_which_rows_are_computed_by_themselves(ranks: RankProcesses) -> None:
-    layer = ExpertLayer(hidden=64, width=32, experts=8, top_k=3, rows=(70, 9))
-    first, second = ranks.run(apart_and_at_once, 2)
-    for number in range(2):
-        assert first[number] + second[number] == layer.alone("int8")
+@pytest.mark.parametrize("combine", ["exact", "partial"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_no_bit_depends_on_which_rows_are_computed_by_themselves(
+    ranks: RankProcesses, number: int, combine: str
+) -> None:
+    answers = ranks.run(apart_and_at_once, number, combine)
+    for seed in SEEDS:
+        for answer in answers:
+            at_once, *others = answer[seed]
+            assert all(other == at_once for other in others), seed
+        if combine == "exact":
+            together = [row for answer in answers for row in answer[seed][0]]
+            assert together == ExpertLayer.random(seed, number).alone("int8"), seed

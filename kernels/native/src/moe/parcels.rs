@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::exchange::{Combine, Failure};
 
 /// Rows a slot from which own rows are computed by themselves: reading weights twice is little beside computing then.
-/// A guess, four tiles of rows; `bench/ranks/apart.py` compares others.
-pub const ROWS_APART: usize = 16;
+/// On one host nothing is gained by it; 16 costs up to a third, 64 a twentieth (`bench/results/ranks_apart.json`).
+pub const ROWS_APART: usize = 64;
 
 /// Where a rank sends the rows of each expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
