@@ -1,7 +1,8 @@
-"""Install real clients, run the script of each against one server, and write what works into a table of docs/api.md.
+"""Install real clients, run the scripts of each, and write what works into a table of docs/api.md.
 
     cd tests && python -m clients [--only NAME]... [--write]
 
+A `script` talks to a mock worker that answers by answers.py, a `model_script` to the default model.
 Versions are pinned in clients.json. Each client has an environment of its own under target/clients/. What cannot be
 installed is named, and so is a missing Node. The exit status is 1 if a client failed at a feature.
 """
@@ -15,13 +16,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from clients.answers import ANSWERS
-from helpers.serving.scripted import MODEL, scripted
+from helpers.serving.scripted import scripted
+from helpers.serving.server import serving
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -30,7 +34,7 @@ PAGE = ROOT / "docs" / "api.md"
 BEGIN, END = "<!-- clients: begin -->", "<!-- clients: end -->"
 FEATURES = (
     *("chat", "stream", "tools", "tools stream", "structured", "reasoning"),
-    *("responses", "messages", "document", "errors"),
+    *("responses", "messages", "agent", "evals", "document", "errors"),
 )
 INSTALL_S, SCRIPT_S = 300.0, 300.0
 SIGNS = {"pass": "yes", "fail": "**no**", "unsupported": "n/a"}
@@ -83,28 +87,44 @@ def install(name: str, packages: list[str], *, node: bool) -> list[str]:
     return command
 
 
-def run(name: str, client: Mapping[str, Any], url: str) -> Outcome:
+def run(name: str, client: Mapping[str, Any], urls: Mapping[str, str]) -> Outcome:
+    """`urls` has the server for each kind of script."""
     outcome = Outcome(name, client["packages"])
-    node = client.get("node", False)
     try:
-        command = install(name, client["packages"], node=node)
+        command = install(name, client["packages"], node=client.get("node", False))
     except Unavailable as error:
         outcome.problem = str(error)
         return outcome
-    # a script of Node finds packages beside itself, so it is copied to them
-    folder = SCRIPTS
-    if node:
-        folder = ENVIRONMENTS / "".join(c if c.isalnum() else "-" for c in name)
-        for script in SCRIPTS.glob("*.mjs"):
-            shutil.copy(script, folder)
+    for kind, url in urls.items():
+        if kind in client:
+            script = place(name, client[kind], node=client.get("node", False))
+            outcome.rows |= run_script([*command, str(script)], url)
+    return outcome
+
+
+def place(name: str, script: str, *, node: bool) -> Path:
+    """Where the script can be run. One of Node finds packages beside itself, so it is copied to them."""
+    if not node:
+        return SCRIPTS / script
+    folder = ENVIRONMENTS / "".join(c if c.isalnum() else "-" for c in name)
+    for file in SCRIPTS.glob("*.mjs"):
+        shutil.copy(file, folder)
+    return folder / script
+
+
+def run_script(command: list[str], url: str) -> dict[str, dict[str, str]]:
+    """The rows that a script printed, by feature."""
+    rows: dict[str, dict[str, str]] = {}
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
+        model = json.load(answer)["data"][0]["id"]
     kept = {"PATH", "HOME", "LANG", "TMPDIR"}
     env = {key: value for key, value in os.environ.items() if key in kept}
-    env |= {"HEADRACE_URL": url, "HEADRACE_MODEL": MODEL, "OPENAI_API_KEY": "unused"}
-    log = ENVIRONMENTS / f"{client['script']}.log"
+    env |= {"HEADRACE_URL": url, "HEADRACE_MODEL": model, "OPENAI_API_KEY": "unused"}
+    log = ENVIRONMENTS / f"{Path(command[-1]).name}.log"
     with log.open("w") as stderr:
         try:
             ran = subprocess.run(
-                [*command, str(folder / client["script"])],
+                command,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -119,14 +139,14 @@ def run(name: str, client: Mapping[str, Any], url: str) -> Outcome:
     for line in output.splitlines():
         if line.startswith("{"):
             row = json.loads(line)
-            outcome.rows[row["feature"]] = row
+            rows[row["feature"]] = row
     if status != 0:
-        outcome.rows["errors"] = {
+        rows["errors"] = {
             "feature": "errors",
             "result": "fail",
             "detail": f"the script ended with {status}; {log.relative_to(ROOT)} says why",
         }
-    return outcome
+    return rows
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -162,9 +182,14 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the table into docs/api.md")
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory() as folder, scripted(Path(folder), ANSWERS) as server:
-        for name in arguments.only or clients:
-            outcome = run(name, clients[name], server.url)
+    chosen: list[str] = arguments.only or list(clients)
+    with ExitStack() as servers:
+        folder = Path(servers.enter_context(tempfile.TemporaryDirectory()))
+        urls = {"script": servers.enter_context(scripted(folder, ANSWERS)).url}
+        if any("model_script" in clients[name] for name in chosen):
+            urls["model_script"] = servers.enter_context(serving(None)).url
+        for name in chosen:
+            outcome = run(name, clients[name], urls)
             outcomes.append(outcome)
             print(f"{name}: {outcome.problem or 'ran'}", flush=True)
             for row in outcome.rows.values():

@@ -41,10 +41,12 @@ def test_the_table_takes_the_place_of_the_last_one(tmp_path: Path) -> None:
 def test_every_client_is_pinned_and_has_a_script(name: str) -> None:
     client = CLIENTS[name]
     assert all(re.search(r"(==|@)\d", package) for package in client["packages"])
-    script = (SCRIPTS / client["script"]).read_text()
-    named = re.findall(r'feature\("([a-z ]+)"', script)
-    assert named
-    assert set(named) <= set(FEATURES)
+    scripts = [client[kind] for kind in ("script", "model_script") if kind in client]
+    assert scripts
+    for script in scripts:
+        named = re.findall(r'feature\("([a-z ]+)"', (SCRIPTS / script).read_text())
+        assert named
+        assert set(named) <= set(FEATURES)
 
 
 def test_only_the_last_answer_has_no_condition() -> None:

@@ -1,5 +1,6 @@
 //! Tools for models whose chat template knows none: told in a system message, in the way of Hermes, and so is their history.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
@@ -49,13 +50,19 @@ pub(super) fn retell(
     if !messages.iter().any(|one| one["role"] == "tool" || one.get("tool_calls").is_some()) {
         return Ok(());
     }
+    let names = called(messages);
     let mut told: Vec<Value> = Vec::with_capacity(messages.len());
     let mut after_result = false;
     for mut message in messages.drain(..) {
         let is_result = message["role"] == "tool";
         let content = message["content"].as_str().unwrap_or_default();
         if is_result {
-            let text = format!("<tool_response>\n{content}\n</tool_response>");
+            // in words: a model that was never trained on tools copies the tags of a format instead of reading them
+            let name = message["tool_call_id"].as_str().and_then(|id| names.get(id));
+            let text = match name {
+                Some(name) => format!("The tool {name} answered: {content}"),
+                None => format!("A tool answered: {content}"),
+            };
             memory.charge(2 * text.len()).map_err(|refused| refused.body(None))?;
             match told.last_mut().filter(|_| after_result).map(|last| &mut last["content"]) {
                 Some(Value::String(results)) => {
@@ -89,6 +96,15 @@ pub(super) fn retell(
     Ok(())
 }
 
+/// The names of the functions that were called, by the ids of the calls.
+fn called(messages: &[Value]) -> HashMap<String, String> {
+    let calls = messages.iter().filter_map(|message| message["tool_calls"].as_array()).flatten();
+    calls
+        .filter_map(|call| Some((call["id"].as_str()?, call["function"]["name"].as_str()?)))
+        .map(|(id, name)| (id.to_owned(), name.to_owned()))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,19 +113,19 @@ mod tests {
     #[test]
     fn tools_are_told_and_calls_and_results_are_text() {
         let mut memory = MemoryPool::private(1 << 20).share();
-        let call = |name: &str| json!({"id": "c", "type": "function", "function": {"name": name, "arguments": {"a": 1}}});
+        let call = |name: &str| json!({"id": name, "type": "function", "function": {"name": name, "arguments": {"a": 1}}});
         let mut messages = vec![
             json!({"role": "user", "content": "hi"}),
             json!({"role": "assistant", "content": "", "tool_calls": [call("f"), call("g")]}),
-            json!({"role": "tool", "content": "1", "tool_call_id": "c"}),
-            json!({"role": "tool", "content": "2", "tool_call_id": "d"}),
+            json!({"role": "tool", "content": "1", "tool_call_id": "g"}),
+            json!({"role": "tool", "content": "2", "tool_call_id": "another"}),
         ];
         retell(&mut messages, &mut memory).unwrap();
         let f = "<tool_call>\n{\"arguments\":{\"a\":1},\"name\":\"f\"}\n</tool_call>";
         let text = messages[1]["content"].as_str().unwrap();
         let named = |text: &str| text.contains("\"name\":\"f\"") && text.contains("\"a\":1");
         assert!(named(text) && text.len() == 2 * f.len() + 1, "{text}");
-        let results = "<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>";
+        let results = "The tool g answered: 1\nA tool answered: 2";
         assert_eq!(messages[2..], [json!({"role": "user", "content": results})]);
 
         let tools = [json!({"type": "function", "function": {"name": "f"}})];
