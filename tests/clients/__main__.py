@@ -117,7 +117,7 @@ def run_script(command: list[str], url: str) -> dict[str, dict[str, str]]:
     rows: dict[str, dict[str, str]] = {}
     with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
         model = json.load(answer)["data"][0]["id"]
-    kept = {"PATH", "HOME", "LANG", "TMPDIR"}
+    kept = {"PATH", "HOME", "LANG", "TMPDIR", "EXAMPLES"}
     env = {key: value for key, value in os.environ.items() if key in kept}
     env |= {"HEADRACE_URL": url, "HEADRACE_MODEL": model, "OPENAI_API_KEY": "unused"}
     log = ENVIRONMENTS / f"{Path(command[-1]).name}.log"

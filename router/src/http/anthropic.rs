@@ -5,7 +5,7 @@
 mod content;
 mod events;
 mod reply;
-mod request;
+pub(super) mod request;
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ mod ids;
 mod items;
 mod keep;
 mod object;
-mod request;
+pub(super) mod request;
 pub(super) mod store;
 
 use std::sync::Arc;

@@ -15,6 +15,8 @@ from helpers.serving.server import Reply, Server
 
 ORIGIN = "https://chat.example.com"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello?"}]}
+RESPONSE = {"model": MODEL, "input": "Hello?"}
+MESSAGE = CHAT | {"max_tokens": 20}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,17 @@ def test_what_is_read_without_a_body_is_documented(
         ("/detokenize", {"tokens": [300, 301]}),
         ("/detokenize", {"tokens": "text"}),
         ("/workers/{worker}/drain", {"budget_ms": -1}),
+        ("/v1/responses", RESPONSE),
+        ("/v1/responses", RESPONSE | {"model": "other"}),
+        ("/v1/responses", RESPONSE | {"input": []}),
+        ("/v1/responses", RESPONSE | {"previous_response_id": "resp_x"}),
+        ("/v1/messages", MESSAGE),
+        ("/v1/messages", MESSAGE | {"stop_sequences": ["than"]}),
+        ("/v1/messages", MESSAGE | {"max_tokens": "many"}),
+        ("/v1/messages", MESSAGE | {"model": "other"}),
+        ("/v1/messages", {}),
+        ("/v1/messages/count_tokens", CHAT),
+        ("/v1/messages/count_tokens", {}),
     ],
 )
 def test_answers_and_errors_are_documented(
@@ -110,11 +123,68 @@ def test_events_are_documented(
         check(document, event, json.loads(one))
 
 
-def test_what_the_document_calls_wrong_is_refused(server: Server, document: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "event"),
+    [
+        ("/v1/responses", RESPONSE, "ResponseEvent"),
+        ("/v1/responses", RESPONSE | {"max_output_tokens": 2}, "ResponseEvent"),
+        ("/v1/messages", MESSAGE, "MessageEvent"),
+    ],
+)
+def test_named_events_are_documented(
+    server: Server, document: dict[str, Any], path: str, body: dict[str, Any], event: str
+) -> None:
+    content = document["paths"][path]["post"]["responses"]["200"]["content"]
+    assert content["text/event-stream"]["x-event"]["$ref"].endswith(f"/{event}")
+    reply = server.post(path, body | {"stream": True})
+    events = reply.body.decode().strip().split("\n\n")
+    assert len(events) > 5
+    for one in events:
+        name, _, data = one.partition("\n")
+        value = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {value['type']}"
+        check(document, event, value)
+
+
+def test_what_is_stored_of_a_response_is_documented(
+    server: Server, document: dict[str, Any]
+) -> None:
+    made = server.post("/v1/responses", RESPONSE).json["id"]
+    path = "/v1/responses/{response}"
+    answered(document, "get", path, server.get(f"/v1/responses/{made}"))
+    answered(
+        document, "get", f"{path}/input_items", server.get(f"/v1/responses/{made}/input_items")
+    )
+    for query in ("limit=0", "order=up", "wish=1"):
+        wrong = server.get(f"/v1/responses/{made}/input_items?{query}")
+        answered(document, "get", f"{path}/input_items", wrong)
+        assert wrong.status == 400
+    answered(document, "post", f"{path}/cancel", server.post(f"/v1/responses/{made}/cancel", {}))
+    deleted = server.send("DELETE", f"/v1/responses/{made}", None, {})
+    answered(document, "delete", path, deleted)
+    assert deleted.status == 200
+
+
+@pytest.mark.parametrize(
+    ("shape", "path", "base", "least"),
+    [
+        ("ChatRequest", "/v1/chat/completions", CHAT, 30),
+        ("ResponseRequest", "/v1/responses", RESPONSE, 25),
+        ("MessageRequest", "/v1/messages", MESSAGE, 20),
+    ],
+)
+def test_what_the_document_calls_wrong_is_refused(
+    server: Server,
+    document: dict[str, Any],
+    shape: str,
+    path: str,
+    base: dict[str, Any],
+    least: int,
+) -> None:
     """A sample of each row: a value of another type, and one beyond its range."""
     schemas = document["components"]["schemas"]
     checked = 0
-    for name, schema in schemas["ChatRequest"]["properties"].items():
+    for name, schema in schemas[shape]["properties"].items():
         wrong: list[Any] = []
         if "integer" in schema.get("type", []) or "number" in schema.get("type", []):
             wrong = ["a text", schema["maximum"] + 1]
@@ -125,11 +195,14 @@ def test_what_the_document_calls_wrong_is_refused(server: Server, document: dict
         for value in wrong:
             if isinstance(value, int) and value > 2**62:
                 continue  # beyond it a JSON number is no integer any more
-            reply = server.post("/v1/chat/completions", CHAT | {name: value})
+            reply = server.post(path, base | {name: value})
             assert reply.status == 400, f"{name}: {value}: {reply.body!r}"
-            assert reply.error["param"] == name
+            if path == "/v1/messages":
+                assert f"`{name}`" in reply.error["message"]  # its errors have no other place
+            else:
+                assert reply.error["param"] == name
             checked += 1
-    assert checked > 30
+    assert checked > least
 
 
 def test_the_page_may_load_nothing_from_elsewhere(server: Server) -> None:

@@ -20,7 +20,7 @@ def scripted(folder: Path, answers: Sequence[dict[str, Any]], *flags: str) -> Ge
     """A router with these flags, and a mock worker with these lines of a script; `folder` is its own."""
     script, socket = folder / "script.jsonl", folder / "workers.sock"
     script.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    router = Server("router", "--port", "0", "--worker-socket", str(socket), *flags)
+    router = Server("router", "--port", "0", "--worker-listen", f"unix:{socket}", *flags)
     mock: Running | None = None
     try:
         router.set_url(router.wait_line(r"headrace-router: (http:\S+) for clients")[1])

@@ -51,8 +51,12 @@ fn edits_nothing(value: &Value) -> bool {
     })
 }
 
-/// vLLM's extras, which mean here what they mean there.
-const EXTRAS: [&str; 16] = [
+/// Fields that mean the same in a chat, and vLLM's extras.
+pub(in crate::http) const SAME: [&str; 20] = [
+    "model",
+    "temperature",
+    "top_k",
+    "top_p",
     "cache_salt",
     "chat_template_kwargs",
     "frequency_penalty",
@@ -75,13 +79,13 @@ const EXTRAS: [&str; 16] = [
 ///
 /// # Errors
 /// `BadRequest` about the first wrong field; `BodyTooComplex` or `Overloaded` where there is no memory for it.
-pub(super) fn to_chat(
+pub(in crate::http) fn to_chat(
     mut fields: Fields,
     counts: bool,
     memory: &mut MemoryShare,
 ) -> Result<Fields, RouteError> {
     let mut chat = Map::new();
-    for name in ["model", "temperature", "top_k", "top_p"].into_iter().chain(EXTRAS) {
+    for name in SAME {
         if let Some(value) = fields.take(name) {
             chat.insert(name.into(), value);
         }

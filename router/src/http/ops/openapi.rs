@@ -63,7 +63,7 @@ fn whole() -> Value {
             "title": "Headrace",
             "version": env!("CARGO_PKG_VERSION"),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "OpenAI's API, with vLLM's names for what OpenAI does not have. A parameter that would change the \
+            "description": "OpenAI's API, with vLLM's names for what OpenAI does not have, and Anthropic's messages. A parameter that would change the \
                 answer and is not supported is a 400 that names it; unknown names are a 400, too, unless they are null.",
         },
         "servers": [{"url": "/"}],
@@ -94,7 +94,6 @@ fn schemas() -> Map<String, Value> {
             body.with_inner(&mut shapes);
         }
     }
-    fields::PART.with_inner(&mut shapes); // a content may be text instead
     let mut schemas: Map<String, Value> =
         shapes.into_iter().map(|shape| (shape.name.to_owned(), shape.schema())).collect();
     schemas.extend(answers::schemas());

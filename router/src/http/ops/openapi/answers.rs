@@ -1,8 +1,13 @@
 //! What comes back: schemas of answers, and of errors with their codes.
 
+mod messages;
+mod responses;
+
+use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::fields::named;
+use crate::http::reply::reject::anthropic::status_of;
 
 /// Statuses of errors, with what they mean for a client and the `code`s that come with them.
 pub(super) const ERRORS: [(u16, &str, &[&str]); 14] = [
@@ -58,25 +63,52 @@ pub(super) const ERRORS: [(u16, &str, &[&str]); 14] = [
     (504, "A deadline passed.", &["deadline_exceeded"]),
 ];
 
-/// Name of the response for a status.
-pub(super) fn error_name(status: u16) -> String {
-    format!("Error{status}")
+/// Whose form an error has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ErrorForm {
+    OpenAi,
+    Anthropic,
 }
 
-/// A response for each status of [`ERRORS`].
+impl ErrorForm {
+    /// The status that stands for one of [`ERRORS`], and the name of its response.
+    pub(super) fn response(self, status: u16) -> (u16, String) {
+        match self {
+            Self::OpenAi => (status, format!("Error{status}")),
+            Self::Anthropic => {
+                let theirs = StatusCode::from_u16(status).map(status_of);
+                let status = theirs.map_or(status, |theirs| theirs.as_u16());
+                (status, format!("MessageError{status}"))
+            }
+        }
+    }
+
+    fn schema(self) -> &'static str {
+        match self {
+            Self::OpenAi => "Error",
+            Self::Anthropic => "MessageError",
+        }
+    }
+}
+
+/// A response for each status of [`ERRORS`] in each form.
 pub(super) fn responses() -> Map<String, Value> {
-    let response = |(status, about, codes): (u16, &str, &[&str])| {
-        let description = format!("{about} Codes: {}.", codes.join(", "));
+    let response = |form: ErrorForm, (status, about, codes): (u16, &str, &[&str])| {
+        let description = match form {
+            ErrorForm::OpenAi => format!("{about} Codes: {}.", codes.join(", ")),
+            ErrorForm::Anthropic => about.replace("; `param` names the field or header", ""),
+        };
         let mut response = json!({
             "description": description,
-            "content": {"application/json": {"schema": named("Error")}},
+            "content": {"application/json": {"schema": named(form.schema())}},
         });
         if status == 429 || status == 503 {
             response["headers"] = json!({"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."}});
         }
-        (error_name(status), response)
+        (form.response(status).1, response)
     };
-    ERRORS.into_iter().map(response).collect()
+    let forms = [ErrorForm::OpenAi, ErrorForm::Anthropic];
+    forms.into_iter().flat_map(|form| ERRORS.map(|error| response(form, error))).collect()
 }
 
 /// An object that has all these fields; later versions may add more.
@@ -231,23 +263,6 @@ pub(super) fn schemas() -> Map<String, Value> {
                 "message": text, "type": text, "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]},
             }))})),
         ),
-        ("Response", json!({"type": "object", "description": "OpenAI's response object."})),
-        (
-            "Deleted",
-            object(
-                &json!({"id": text, "object": {"const": "response"}, "deleted": {"const": true}}),
-            ),
-        ),
-        (
-            "ItemList",
-            json!({
-                "type": "object", "description": "Items of a request, page by page.",
-                "properties": {"object": {"const": "list"}, "data": {"type": "array"}, "has_more": {"type": "boolean"}},
-                "required": ["object", "data", "has_more"],
-            }),
-        ),
-        ("Message", json!({"type": "object", "description": "Anthropic's message object."})),
-        ("MessageTokens", object(&json!({"input_tokens": count}))),
         (
             "Tool",
             json!({
@@ -265,6 +280,8 @@ pub(super) fn schemas() -> Map<String, Value> {
     ] {
         schemas.insert(name.to_owned(), schema);
     }
+    schemas.extend(responses::schemas());
+    schemas.extend(messages::schemas());
     schemas
 }
 

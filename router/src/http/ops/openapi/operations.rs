@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::answers::error_name;
+use super::answers::ErrorForm;
 use super::fields::{self, ObjectShape, named};
 
 /// Who may ask.
@@ -19,8 +19,8 @@ pub(super) enum Callers {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum SuccessBody {
     Json(&'static str),
-    /// A whole answer, or with `stream` events of the second kind.
-    JsonOrEvents(&'static str, &'static str),
+    /// A whole answer, or with `stream` events of the second kind, and what is said of them.
+    JsonOrEvents(&'static str, &'static str, &'static str),
     /// Of this media type.
     Text(&'static str),
 }
@@ -36,13 +36,24 @@ pub(super) struct Operation {
     about: &'static str,
     callers: Callers,
     pub(super) body: Option<&'static ObjectShape>,
-    /// Who describes a body whose fields this document does not.
-    described_by: Option<&'static str>,
+    /// What may stand after the `?`.
+    query: &'static [QueryField],
     status: u16,
     answer: SuccessBody,
     /// Statuses of errors beside those of all operations of its kind.
     errors: &'static [u16],
+    error_form: ErrorForm,
 }
+
+/// A name after the `?`, the schema of its value, and what it means.
+type QueryField = (&'static str, fn() -> Value, &'static str);
+
+const CHUNKS: &str = "With `stream`: lines `data:` with such an object, then `data: [DONE]`. What fails after the first event is \
+    an event with an Error, and no [DONE] follows.";
+const RESPONSE_EVENTS: &str = "With `stream`: `event:` with its type and `data:` with such an object. The last one is \
+    `response.completed` or `response.incomplete`; where something fails, `error` and `response.failed`.";
+const MESSAGE_EVENTS: &str = "With `stream`: `event:` with its type and `data:` with such an object. The last one is `message_stop`; \
+    where something fails, `error` with a MessageError.";
 
 /// Bodies that are read may be wrong in these ways.
 const BODY_ERRORS: [u16; 4] = [400, 408, 413, 415];
@@ -61,10 +72,11 @@ const fn get(
         about,
         callers: Callers::Everybody,
         body: None,
-        described_by: None,
+        query: &[],
         status: 200,
         answer,
         errors: &[],
+        error_form: ErrorForm::OpenAi,
     }
 }
 
@@ -85,16 +97,16 @@ const fn post(
     }
 }
 
-/// Of an API that others describe: this document names its paths.
-const fn post_as(
+/// Of Anthropic's API.
+const fn anthropic(
     path: &'static str,
     id: &'static str,
     about: &'static str,
-    described_by: &'static str,
+    body: &'static ObjectShape,
     answer: SuccessBody,
 ) -> Operation {
-    let operation = post(path, id, about, &fields::DRAIN, answer);
-    Operation { tag: "generation", body: None, described_by: Some(described_by), ..operation }
+    let operation = post(path, id, about, body, answer);
+    Operation { tag: "generation", error_form: ErrorForm::Anthropic, ..operation }
 }
 
 /// About one response, by its id.
@@ -109,25 +121,27 @@ const fn of_response(
     Operation { method, tag: "generation", callers: Callers::Clients, errors: &[404], ..operation }
 }
 
-const OPENAI: &str = "The fields of OpenAI's API; docs/api.md says which of them are refused.";
-const ANTHROPIC: &str =
-    "The fields of Anthropic's API; docs/api.md says which of them are refused.";
-
 pub(super) const OPERATIONS: &[Operation] = &[
-    post_as(
-        "/v1/responses",
-        "respond",
-        "Makes a response, whole or with `stream` as OpenAI's events, and stores it.",
-        OPENAI,
-        SuccessBody::Json("Response"),
-    ),
-    of_response(
-        "/v1/responses/{response}",
-        "get",
-        "response",
-        "A stored response, or one that runs.",
-        SuccessBody::Json("Response"),
-    ),
+    Operation {
+        tag: "generation",
+        ..post(
+            "/v1/responses",
+            "respond",
+            "Makes a response, whole or streamed, and stores it.",
+            &fields::RESPONSES,
+            SuccessBody::JsonOrEvents("Response", "ResponseEvent", RESPONSE_EVENTS),
+        )
+    },
+    Operation {
+        query: &[("stream", || json!({"const": "false"}), "A response is streamed once.")],
+        ..of_response(
+            "/v1/responses/{response}",
+            "get",
+            "response",
+            "A stored response, or one that runs.",
+            SuccessBody::Json("Response"),
+        )
+    },
     of_response(
         "/v1/responses/{response}",
         "delete",
@@ -142,26 +156,36 @@ pub(super) const OPERATIONS: &[Operation] = &[
         "Ends a response that is streamed.",
         SuccessBody::Json("Response"),
     ),
-    of_response(
-        "/v1/responses/{response}/input_items",
-        "get",
-        "response_input",
-        "The items of its request: `after`, `limit`, `order`.",
-        SuccessBody::Json("ItemList"),
-    ),
-    post_as(
+    Operation {
+        query: &[
+            ("after", || json!({"type": "string"}), "The id of the item before the first one."),
+            (
+                "limit",
+                || json!({"type": "integer", "minimum": 1, "maximum": 100}),
+                "Most items; 20 where left out.",
+            ),
+            ("order", || json!({"enum": ["asc", "desc"]}), "The last one first where left out."),
+        ],
+        ..of_response(
+            "/v1/responses/{response}/input_items",
+            "get",
+            "response_input",
+            "The items of its request, page by page.",
+            SuccessBody::Json("ItemList"),
+        )
+    },
+    anthropic(
         "/v1/messages",
         "message",
-        "Answers a conversation, whole or with `stream` as Anthropic's events. Errors have Anthropic's form, too, and \
-         statuses: 529 in the place of 503.",
-        ANTHROPIC,
-        SuccessBody::Json("Message"),
+        "Answers a conversation, whole or streamed.",
+        &fields::MESSAGES,
+        SuccessBody::JsonOrEvents("Message", "MessageEvent", MESSAGE_EVENTS),
     ),
-    post_as(
+    anthropic(
         "/v1/messages/count_tokens",
         "count_message",
         "Counts the tokens of the prompt of a conversation.",
-        ANTHROPIC,
+        &fields::COUNT,
         SuccessBody::Json("MessageTokens"),
     ),
     Operation {
@@ -171,7 +195,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "chat",
             "Answers a chat, whole or streamed.",
             &fields::CHAT,
-            SuccessBody::JsonOrEvents("ChatCompletion", "ChatCompletionChunk"),
+            SuccessBody::JsonOrEvents("ChatCompletion", "ChatCompletionChunk", CHUNKS),
         )
     },
     Operation {
@@ -181,7 +205,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "complete",
             "Continues texts or lists of token ids, whole or streamed.",
             &fields::COMPLETION,
-            SuccessBody::JsonOrEvents("Completion", "CompletionChunk"),
+            SuccessBody::JsonOrEvents("Completion", "CompletionChunk", CHUNKS),
         )
     },
     Operation {
@@ -349,31 +373,27 @@ impl Operation {
             "security": self.security(),
             "responses": self.responses(),
         });
-        if let Some(parameter) =
-            self.path.split_once('{').and_then(|(_, rest)| rest.split_once('}'))
-        {
-            value["parameters"] = json!([{
-                "name": parameter.0, "in": "path", "required": true, "schema": {"type": "string"},
-            }]);
+        let mut parameters = Vec::new();
+        let in_path = self.path.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+        parameters.extend(in_path.map(|(name, _)| {
+            json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}})
+        }));
+        parameters.extend(self.query.iter().map(|(name, schema, about)| {
+            json!({"name": name, "in": "query", "description": about, "schema": schema()})
+        }));
+        if matches!(self.answer, SuccessBody::JsonOrEvents(..)) {
+            parameters.extend(HEADERS.map(|(name, about)| {
+                json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}})
+            }));
+        }
+        if !parameters.is_empty() {
+            value["parameters"] = parameters.into();
         }
         if let Some(body) = self.body {
             value["requestBody"] = json!({
                 "required": true,
                 "content": {"application/json": {"schema": named(body.name)}},
             });
-        }
-        if let Some(described_by) = self.described_by {
-            let schema = json!({"type": "object", "description": described_by});
-            value["requestBody"] =
-                json!({"required": true, "content": {"application/json": {"schema": schema}}});
-        }
-        if matches!(self.answer, SuccessBody::JsonOrEvents(..)) {
-            value["parameters"] = HEADERS
-                .map(|(name, about)| {
-                    json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}})
-                })
-                .to_vec()
-                .into();
         }
         value
     }
@@ -391,14 +411,10 @@ impl Operation {
     fn responses(&self) -> Value {
         let content = match self.answer {
             SuccessBody::Json(schema) => json!({"application/json": {"schema": named(schema)}}),
-            SuccessBody::JsonOrEvents(whole, event) => json!({
+            SuccessBody::JsonOrEvents(whole, event, about) => json!({
                 "application/json": {"schema": named(whole)},
                 "text/event-stream": {
-                    "schema": {
-                        "type": "string",
-                        "description": format!("With `stream`: lines `data: {event}`, then `data: [DONE]`. What fails after \
-                            the first event is an event with an Error, and no [DONE] follows."),
-                    },
+                    "schema": {"type": "string", "description": about},
                     "x-event": named(event),
                 },
             }),
@@ -411,20 +427,20 @@ impl Operation {
         );
         let mut errors = vec![400, 421];
         errors.extend(self.errors);
-        let has_body = self.body.is_some() || self.described_by.is_some();
-        if has_body {
+        if self.body.is_some() {
             errors.extend(BODY_ERRORS);
         }
         if self.callers != Callers::Everybody {
             errors.push(401);
         }
-        if self.callers == Callers::Operators || has_body {
+        if self.callers == Callers::Operators || self.body.is_some() {
             errors.push(403);
         }
         errors.sort_unstable();
         errors.dedup();
         for status in errors {
-            let response = format!("#/components/responses/{}", error_name(status));
+            let (status, name) = self.error_form.response(status);
+            let response = format!("#/components/responses/{name}");
             responses.insert(status.to_string(), json!({"$ref": response}));
         }
         responses.into()

@@ -7,10 +7,12 @@ use serde_json::{Value, json};
 use super::fields::{FieldKind, ObjectShape};
 use super::{answers, fields, operations, whole};
 use crate::error::RouteError;
+use crate::http::anthropic::request as message_request;
 use crate::http::parse::fields::Fields;
 use crate::http::parse::fields::record::{self, AskedAs};
 use crate::http::parse::json::parse;
 use crate::http::parse::params::{self, ModelFacts};
+use crate::http::responses::request as response_request;
 use crate::http::{chat, completions, drain, generate, tokenize};
 use crate::limits::memory::{MemoryPool, MemoryShare};
 
@@ -81,8 +83,70 @@ fn readers() -> Vec<(&'static ObjectShape, Reader, Vec<Value>)> {
             |mut fields, _, _| params::model_name(&mut fields).map(drop),
             vec![json!({"model": "m"})],
         ),
+        (
+            &fields::RESPONSES,
+            |fields, memory, _| response_request::is_checked(fields, memory),
+            response_bodies(),
+        ),
+        (
+            &fields::MESSAGES,
+            |fields, memory, _| message_request::to_chat(fields, false, memory).map(drop),
+            conversations(),
+        ),
+        (
+            &fields::COUNT,
+            |fields, memory, _| message_request::to_chat(fields, true, memory).map(drop),
+            conversations(),
+        ),
         (&fields::DRAIN, |fields, _, _| drain::order(fields).map(drop), vec![json!({})]),
     ]
+}
+
+fn response_bodies() -> Vec<Value> {
+    let with = |more: Value| {
+        let mut body = json!({"model": "m", "input": "a"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let call = json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"});
+    let tool = json!({"type": "function", "name": "f"});
+    let text =
+        [json!({"type": "input_text", "text": "a"}), json!({"type": "refusal", "refusal": "b"})];
+    vec![
+        with(json!({"input": [
+            {"role": "user", "content": text},
+            call,
+            {"type": "function_call_output", "call_id": "1", "output": text},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}]},
+        ]})),
+        with(json!({"tools": [tool], "tool_choice": tool, "stream": true, "stream_options": {}})),
+        with(json!({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [tool]}})),
+        with(json!({"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}})),
+        with(json!({"reasoning": {}})),
+    ]
+}
+
+fn conversations() -> Vec<Value> {
+    let text = json!({"type": "text", "text": "a"});
+    let base = json!({
+        "model": "m", "max_tokens": 10, "system": [text], "metadata": {}, "cache_control": {},
+        "messages": [
+            {"role": "assistant", "content": [
+                text,
+                {"type": "thinking", "thinking": "b"},
+                {"type": "redacted_thinking", "data": "c"},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+            ]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [text]}]},
+        ],
+        "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "f"},
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+        "output_config": {"format": {"type": "json_schema", "schema": {}}},
+    });
+    let mut older = base.clone();
+    older["output_format"] = json!({"type": "json_schema", "schema": {}});
+    older["output_config"] = Value::Null;
+    vec![base, older]
 }
 
 fn facts() -> ModelFacts {
@@ -118,21 +182,36 @@ fn asked(reader: Reader, bodies: &[Value], shape: &ObjectShape) -> BTreeMap<Stri
     found
 }
 
+const AS_CHAT: FieldKind = FieldKind::Open;
+
 /// The rows of a shape and of the objects inside, by path.
 fn documented(
     shape: &'static ObjectShape,
     at: &str,
     found: &mut BTreeMap<String, &'static FieldKind>,
 ) {
-    for field in shape.fields() {
+    for name in shape.as_chat {
+        found.insert((*name).to_owned(), &AS_CHAT); // compared as fields of a chat
+    }
+    for field in shape.own_fields() {
         let path =
             if at.is_empty() { field.name.to_owned() } else { format!("{at}.{}", field.name) };
-        if let FieldKind::Object(inner) = field.kind {
-            documented(inner, &path, found);
-        } else if let FieldKind::Objects(inner) = field.kind {
-            documented(inner, &format!("{path}[]"), found);
-        } else if path == "messages[].content" {
-            documented(&fields::PART, "messages[].content[]", found); // where it is no text
+        match field.kind {
+            FieldKind::Object(inner) | FieldKind::WordsOr(_, inner) => {
+                documented(inner, &path, found);
+            }
+            FieldKind::Objects(inner) | FieldKind::TextOr(inner) => {
+                documented(inner, &format!("{path}[]"), found);
+            }
+            FieldKind::Boolean
+            | FieldKind::Text
+            | FieldKind::Words(_)
+            | FieldKind::Integer(..)
+            | FieldKind::Number(..)
+            | FieldKind::Above(..)
+            | FieldKind::Array(_)
+            | FieldKind::Open
+            | FieldKind::Other(_) => {}
         }
         assert!(
             found.insert(path, &field.kind).is_none(),
@@ -151,7 +230,9 @@ fn agrees(kind: &FieldKind, asked: AskedAs) -> bool {
         | (FieldKind::Boolean, AskedAs::Boolean)
         | (FieldKind::Text | FieldKind::Words(_), AskedAs::Text)
         | (FieldKind::Object(_) | FieldKind::Open, AskedAs::Object)
-        | (FieldKind::Objects(_) | FieldKind::Array(_), AskedAs::Array) => true,
+        | (FieldKind::Objects(_) | FieldKind::TextOr(_) | FieldKind::Array(_), AskedAs::Array) => {
+            true
+        }
         (FieldKind::Integer(from, to), AskedAs::Integer(least, most)) => {
             (*from, *to) == (least, most)
         }

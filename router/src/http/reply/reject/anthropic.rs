@@ -41,7 +41,8 @@ impl AnthropicError {
 /// Nobody here can take the request now, or everybody is busy.
 const OVERLOADED: u16 = 529;
 
-fn status_of(ours: StatusCode) -> StatusCode {
+/// The status that stands for one of ours.
+pub(in crate::http) fn status_of(ours: StatusCode) -> StatusCode {
     match ours {
         StatusCode::SERVICE_UNAVAILABLE => {
             StatusCode::from_u16(OVERLOADED).expect("529 is a three-digit number")
