@@ -22,6 +22,7 @@ KERNELS_DRY = ["tests/kernels/bench/test_rooflines.py", "-n", "0"]
 # Router, worker and client as processes. The worker takes a GPU where there is one.
 E2E = [
     *(f"tests/e2e/test_{name}.py" for name in ("chat", "completions", "many_choices", "mtp")),
+    "tests/e2e/api/test_structured_output.py",
     *("-n", "2", "--dist", "loadfile"),
 ]
 E2E_DRY = ["tests/e2e/test_completions.py::test_penalties_change_the_answer", "-n", "0"]

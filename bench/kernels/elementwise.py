@@ -1,4 +1,4 @@
-"""Norms, activations and rotary positions: kernels that memory bandwidth bounds."""
+"""Norms, activations, rotary positions and masks: kernels that memory bandwidth bounds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from headrace_kernels.attention.rope import (
     rope_and_store_kv_bytes,
     rope_and_store_kv_ref,
 )
+from headrace_kernels.dense.mask_rows import mask_rows, mask_rows_bytes, mask_rows_ref
 from headrace_kernels.dense.rms_norm import rms_norm, rms_norm_bytes, rms_norm_ref
 from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_bytes, silu_mul_ref
 
@@ -36,6 +37,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
             else:
                 for dtype in (torch.bfloat16, torch.float8_e4m3fn):
                     yield _latent(shape, shape.attention, rows, sizes, dtype)
+        yield _masks(shape, sizes.decode_rows)
     yield _norm(sizes.shapes[0], sizes.prefill_rows, residual=True)
 
 
@@ -84,6 +86,33 @@ def _silu(shape: Shape, rows: int, width: int, of: str) -> Case:
     return Case(
         wrapper="silu_mul", model=shape.model, point=f"{of}, {width}, {rows} rows", build=build
     )
+
+
+def _masks(shape: Shape, rows: int) -> Case:
+    """Of answers that follow a grammar: most words of a mask forbid all of their tokens."""
+
+    def build(bench: Bench) -> Work:
+        logits = bench.draw(rows, shape.vocab, dtype=torch.float32)
+        words = -(-shape.vocab // 32)
+        masks = torch.where(bench.draw(rows, words) > 2, bench.range(words), 0).int()
+        at = bench.range(rows, torch.int64)
+
+        def result(function: Callable[..., None]) -> torch.Tensor:
+            masked = logits.clone()
+            function(masked, at, masks)
+            return masked.nan_to_num(neginf=-9.0)
+
+        return Work(
+            ours=lambda: mask_rows(logits, at, masks),
+            theirs=lambda: mask_rows_ref(logits, at, masks),
+            theirs_is=REFERENCE,
+            check=lambda: (result(mask_rows), result(mask_rows_ref)),
+            nbytes=mask_rows_bytes(rows, shape.vocab, 4),
+            limit=0.0,
+        )
+
+    point = f"{shape.vocab} tokens, {rows} rows"
+    return Case(wrapper="mask_rows", model=shape.model, point=point, build=build)
 
 
 def _places(bench: Bench, rows: int, sizes: Sizes) -> tuple[int, torch.Tensor, torch.Tensor]:

@@ -1,10 +1,10 @@
 """Logits of tokens that may not be chosen become -inf.
 
-logits  [rows, vocab]            float32, changed in place
+logits  [rows, vocab]            changed in place
 rows    [masked]                 int64 on the host, which rows of `logits` have a mask
 masks   [masked, vocab/32 up]    uint32 on the host, bit `t % 32` of word `t // 32` is set where token `t` may be chosen
-Cost: on a CPU reads the masks and writes what they forbid; on a GPU copies vocab / 8 bytes a row, then reads and writes
-the row, so memory is the bound.
+Cost: on a CPU reads the masks and writes what they forbid; on a GPU copies vocab / 8 bytes a row, then does the same
+there by a kernel of Triton (`dense/mask_rows.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace import _core
+from headrace_kernels.upload import upload
 
 
 def is_native(logits: torch.Tensor) -> bool:
@@ -24,16 +25,25 @@ def is_native(logits: torch.Tensor) -> bool:
 
 
 def mask_logits(logits: torch.Tensor, rows: NDArray[np.int64], masks: NDArray[np.uint32]) -> None:
-    """In place: native where the logits are the host's, operations of torch where they are a device's."""
+    """In place: native where the logits are the host's, by Triton on a GPU, by torch elsewhere."""
     if is_native(logits):
         _core.mask_logits(logits.numpy(), rows, masks)
         return
-    device = logits.device
-    words = torch.from_numpy(masks.view(np.int32)).to(device, non_blocking=True)
-    bits = torch.arange(32, dtype=torch.int32, device=device)
-    allowed = ((words[:, :, None] >> bits) & 1).bool().view(len(rows), -1)[:, : logits.shape[1]]
-    index = torch.from_numpy(rows).to(device)
-    logits[index] = logits[index].masked_fill(~allowed, -math.inf)
+    index = upload(rows, logits.device)
+    words = upload(masks.view(np.int32), logits.device)
+    if logits.device.type != "cuda":
+        mask_by_torch(logits, index, words)
+        return
+    from headrace_kernels.dense.mask_rows import mask_rows  # Triton is not everywhere
+
+    mask_rows(logits, index, words)
+
+
+def mask_by_torch(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+    """With `rows`, and `masks` as int32, where the logits are."""
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = ((masks[:, :, None] >> bits) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    logits[rows] = logits[rows].masked_fill(~allowed, -math.inf)
 
 
 def mask_logits_ref(

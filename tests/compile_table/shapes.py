@@ -15,6 +15,7 @@ from headrace_kernels.attention.paged_attention import attention_plan, paged_att
 from headrace_kernels.attention.rope import rope_and_store_kv
 from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
 from headrace_kernels.dense.linear import linear
+from headrace_kernels.dense.mask_rows import mask_rows
 from headrace_kernels.dense.rms_norm import rms_norm
 from headrace_kernels.dense.silu_mul import silu_mul
 from headrace_kernels.moe.dispatch import Routed, SingleRank
@@ -45,6 +46,7 @@ class Dense:
     heads: int
     kv_heads: int
     dim: int
+    vocab: int
 
     def step(self, rows: int, context: int) -> None:
         qkv = empty(rows, self.heads + 2 * self.kv_heads, self.dim)
@@ -63,6 +65,7 @@ class Dense:
         rms_norm(empty(rows, self.hidden), empty(self.hidden), 1e-6)
         linear(empty(rows, self.hidden), empty(qkv.shape[1] * self.dim, self.hidden))
         silu_mul(empty(rows, 2 * self.hidden))
+        masks(rows, self.vocab)
 
 
 def deepseek_r1(rows: int, context: int) -> None:
@@ -75,6 +78,13 @@ def deepseek_r1(rows: int, context: int) -> None:
     fp8_linear(empty(rows, 7168), e4m3(2112, 7168))
     for width in (7168, 1536):
         rms_norm(empty(rows, width), empty(width), 1e-6)
+    masks(rows, 129_280)
+
+
+def masks(rows: int, vocab: int) -> None:
+    """All rows follow a grammar."""
+    words = empty(rows, -(-vocab // 32), dtype=torch.int32)
+    mask_rows(empty(rows, vocab, dtype=torch.float32), torch.arange(rows), words)
 
 
 def latent_attention(cache_dtype: torch.dtype, rows: int, context: int) -> None:
@@ -138,8 +148,8 @@ def exchange(rows: int, *, e4m3: bool) -> None:
 
 MODELS: Mapping[str, Callable[[int, int], None]] = {
     "DeepSeek-R1": deepseek_r1,
-    "Llama-8B": Dense(hidden=4096, heads=32, kv_heads=8, dim=128).step,
-    "Llama-70B": Dense(hidden=8192, heads=64, kv_heads=8, dim=128).step,
-    "Qwen3-235B": Dense(hidden=4096, heads=64, kv_heads=4, dim=128).step,
-    "gpt-oss": Dense(hidden=2880, heads=64, kv_heads=8, dim=64).step,
+    "Llama-8B": Dense(hidden=4096, heads=32, kv_heads=8, dim=128, vocab=128_256).step,
+    "Llama-70B": Dense(hidden=8192, heads=64, kv_heads=8, dim=128, vocab=128_256).step,
+    "Qwen3-235B": Dense(hidden=4096, heads=64, kv_heads=4, dim=128, vocab=151_936).step,
+    "gpt-oss": Dense(hidden=2880, heads=64, kv_heads=8, dim=64, vocab=201_088).step,
 }

@@ -21,6 +21,7 @@ from headrace.engine.sampling import noise, topk
 from headrace.engine.sampling.topk import Draws
 from headrace.engine.step.lockstep import Lockstep, RankLoad
 from headrace_kernels.batch import Batch, DraftBatch
+from headrace_kernels.token_masks import mask_logits
 
 if TYPE_CHECKING:
     from headrace.models import Model
@@ -110,10 +111,12 @@ class WarmUp:
         )
 
     def _sample(self) -> None:
-        """The most probable token, a draw from all, and one from the highest."""
+        """What a grammar allows, the most probable token, a draw from all, and one from the highest."""
         vocab, count = self.model.vocab_size, min(2, self.sequences)
         logits = torch.zeros(count, vocab, device=self.model.ahead_on or "cpu")
         logits[:, 0] = 1
+        every = np.full((1, -(-vocab // 32)), 2**32 - 1, dtype=np.uint32)
+        mask_logits(logits, np.zeros(1, dtype=np.int64), every)
         tokens = torch.arange(vocab, dtype=torch.int32, device=logits.device)
         _, best = topk.argmax(logits)
         ones = np.ones(count)

@@ -31,6 +31,7 @@ from headrace_kernels.attention.rope import rope_and_store_kv
 from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
 from headrace_kernels.dense.fp8_quantise import quantise_rows
 from headrace_kernels.dense.linear import linear
+from headrace_kernels.dense.mask_rows import mask_rows
 from headrace_kernels.dense.rms_norm import rms_norm
 from headrace_kernels.dense.silu_mul import silu_mul
 from headrace_kernels.moe.combine import combine
@@ -239,6 +240,15 @@ def products() -> list[Case]:
             lambda args: args["out_ptr"],
             frozenset({"out_ptr"}),
             [Spot("gate_up_ptr", (2, 19), [2]), Spot("gate_up_ptr", (2, 39), [2])],
+        ),
+        Case(
+            "mask_rows._mask_rows_kernel",
+            lambda: mask_rows(
+                draw(ROWS, 40), integers([4, 2], torch.int64), integers([[-1, 0], [1 << 7, 1]])
+            ),
+            lambda args: args["logits_ptr"].nan_to_num(nan=NAN, neginf=-9.0),
+            frozenset(),
+            [Spot("logits_ptr", (2, 7), [2]), Spot("logits_ptr", (2, 32), [2])],
         ),
     ]
 
