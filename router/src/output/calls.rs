@@ -10,6 +10,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use super::json::escape;
 use super::parts::{Out, Part};
 use crate::prompt::ToolParser;
 use elements::{ElementCall, Tags};
@@ -103,18 +104,32 @@ impl Announcer {
 
     /// More of the arguments of the call that was announced last.
     pub(super) fn arguments(&self, more: &str, out: &mut Out<'_>) {
-        let index = self.begun.saturating_sub(1);
-        match out.0.last_mut() {
-            _ if more.is_empty() => {}
-            Some(Part::CallArguments { index: last, text }) if *last == index => {
-                text.push_str(more);
-            }
-            _ => out.0.push(Part::CallArguments { index, text: more.to_owned() }),
+        if !more.is_empty() {
+            self.text(out).push_str(more);
         }
     }
 
     pub(super) fn argument(&self, c: char, out: &mut Out<'_>) {
-        self.arguments(c.encode_utf8(&mut [0; 4]), out);
+        self.text(out).push(c);
+    }
+
+    /// A character between the quotes of an argument.
+    pub(super) fn quoted(&self, c: char, out: &mut Out<'_>) {
+        escape(c, self.text(out));
+    }
+
+    /// Where the arguments of the call that was announced last go on. Whoever asks for it writes something.
+    fn text<'out>(&self, out: &'out mut Out<'_>) -> &'out mut String {
+        let index = self.begun.saturating_sub(1);
+        let goes_on =
+            matches!(out.0.last(), Some(Part::CallArguments { index: last, .. }) if *last == index);
+        if !goes_on {
+            out.0.push(Part::CallArguments { index, text: String::new() });
+        }
+        match out.0.last_mut() {
+            Some(Part::CallArguments { text, .. }) => text,
+            _ => unreachable!("it is the last part"),
+        }
     }
 }
 
@@ -183,12 +198,20 @@ impl CallReader {
         }
     }
 
-    /// The text has ended within a call that was announced.
+    /// What came after a call and was no part of it.
+    pub(super) fn take_rest(&mut self) -> String {
+        match self {
+            Self::Headed(call) => call.take_rest(),
+            Self::Elements(call) => call.take_rest(),
+            Self::Objects(_) | Self::Literals(_) => String::new(),
+        }
+    }
+
+    /// The text has ended within a call that was announced. What is certain of its arguments is appended.
     pub(super) fn finish(&mut self, calls: &mut Announcer, out: &mut Out<'_>) {
         match self {
-            Self::Headed(call) => call.finish(out),
             Self::Elements(call) => call.finish(calls, out),
-            Self::Objects(_) | Self::Literals(_) => {}
+            Self::Headed(_) | Self::Objects(_) | Self::Literals(_) => {}
         }
     }
 }

@@ -32,6 +32,10 @@ pub(super) struct Harmony {
     state: State,
     calls: Announcer,
     over: bool,
+    /// A message began that said nothing yet: a line break parts it from others of its kind.
+    fresh: bool,
+    /// There was content, and reasoning.
+    said: [bool; 2],
 }
 
 #[derive(Debug)]
@@ -40,7 +44,8 @@ enum State {
     Head(String),
     Reasoning,
     Content,
-    Call(Json),
+    /// Its arguments, as long as they are JSON, and whether there are any.
+    Call(Option<Json>, bool),
 }
 
 impl Harmony {
@@ -49,7 +54,16 @@ impl Harmony {
         let calls = Announcer::new(rules.tools.clone());
         let state = State::Head(String::new());
         let marks = Marks::new(marks.to_vec());
-        Self { rules, marks, held: String::new(), state, calls, over: false }
+        Self {
+            rules,
+            marks,
+            held: String::new(),
+            state,
+            calls,
+            over: false,
+            fresh: false,
+            said: [false; 2],
+        }
     }
 
     pub(super) fn called(&self) -> bool {
@@ -84,7 +98,10 @@ impl Harmony {
 
     pub(super) fn finish(&mut self, out: &mut Out<'_>) {
         let held = std::mem::take(&mut self.held);
-        self.text(&held, out);
+        if !self.in_call() {
+            self.text(&held, out); // but not what may end a call
+        }
+        self.arguments_end(out);
         // a head without a message says nothing, unless it is all that there is
         if let State::Head(head) = &mut self.state {
             let head = std::mem::take(head);
@@ -115,13 +132,21 @@ impl Harmony {
                 head.push_str(text);
             }
             (State::Head(_), _) => {} // an end without a message
-            (_, "<|end|>" | "<|call|>" | "<|return|>") => self.message_ends(String::new()),
-            (_, "<|start|>" | "<|channel|>") => self.message_ends(text.to_owned()),
+            (_, "<|end|>" | "<|call|>" | "<|return|>") => self.message_ends(String::new(), out),
+            (_, "<|start|>" | "<|channel|>") => self.message_ends(text.to_owned(), out),
             _ => {}
         }
     }
 
-    fn message_ends(&mut self, head: String) {
+    /// A call without arguments has an empty object of them.
+    fn arguments_end(&mut self, out: &mut Out<'_>) {
+        if let State::Call(_, false) = self.state {
+            self.calls.arguments("{}", out);
+        }
+    }
+
+    fn message_ends(&mut self, head: String, out: &mut Out<'_>) {
+        self.arguments_end(out);
         self.over |= self.calls.end();
         self.state = State::Head(head);
     }
@@ -138,13 +163,14 @@ impl Harmony {
         self.state = match function.filter(|name| self.calls.knows(name)) {
             Some(name) if !self.over => {
                 self.calls.begin(name, None, out);
-                State::Call(Json::new())
+                State::Call(Some(Json::new()), false)
             }
             _ if channel.trim_start().starts_with("analysis") && !self.rules.shows_analysis => {
                 State::Reasoning
             }
             _ => State::Content,
         };
+        self.fresh = true;
     }
 
     fn text(&mut self, text: &str, out: &mut Out<'_>) {
@@ -157,23 +183,36 @@ impl Harmony {
                     self.say(&head, out);
                 }
             }
-            State::Reasoning if !self.over => out.reasoning(text),
-            State::Call(json) => {
+            State::Call(json, some) => {
                 for c in text.chars() {
                     // after its closing bracket the arguments are over, whatever is said there
-                    if !json.is_complete() && (json.depth() > 0 || !c.is_ascii_whitespace()) {
-                        let _ = json.push(c);
-                        self.calls.argument(c, out);
+                    if json.as_ref().is_some_and(Json::is_complete)
+                        || (!*some && c.is_ascii_whitespace())
+                    {
+                        continue;
                     }
+                    // what is no JSON is passed on as it is
+                    if json.as_mut().is_some_and(|json| json.push(c).is_err()) {
+                        *json = None;
+                    }
+                    *some = true;
+                    self.calls.argument(c, out);
                 }
             }
             State::Content | State::Reasoning => self.say(text, out),
         }
     }
 
-    fn say(&self, text: &str, out: &mut Out<'_>) {
-        if !self.over {
-            out.content(text);
+    /// Content or reasoning, as the state says.
+    fn say(&mut self, text: &str, out: &mut Out<'_>) {
+        if self.over || text.is_empty() {
+            return;
+        }
+        let reasons = self.in_reasoning();
+        let parts = std::mem::take(&mut self.fresh) && self.said[usize::from(reasons)];
+        self.said[usize::from(reasons)] = true;
+        for text in [if parts { "\n" } else { "" }, text] {
+            if reasons { out.reasoning(text) } else { out.content(text) }
         }
     }
 }

@@ -3,6 +3,9 @@
 /// Objects and lists within each other, at most: those of a model's arguments have a few.
 const MAX_DEPTH: u32 = 64;
 
+/// What is left of the word after its first letter.
+const INFINITY: &str = "nfinity";
+
 /// One value, as far as it has come. It takes a few bytes, however long the value is.
 #[derive(Debug, Clone)]
 pub(super) struct Json {
@@ -74,6 +77,13 @@ impl Json {
         self.want == Want::Nothing
     }
 
+    /// The text so far is a number, which nothing but its end may make whole.
+    pub(super) fn is_number(text: &str) -> bool {
+        let mut json = Self::new();
+        text.chars().all(|c| json.push(c).is_ok())
+            && matches!(json.want, Want::Number(digits) if digits.may_end())
+    }
+
     pub(super) fn push(&mut self, c: char) -> Result<(), NoJson> {
         self.want = match self.want {
             Want::Text { key } => match c {
@@ -93,6 +103,7 @@ impl Json {
                 _ => Want::Hex { key, left: left - 1 },
             },
             Want::Hex { .. } => return Err(NoJson),
+            Want::Number(Digits::Sign) if c == 'I' => Want::Word(INFINITY),
             Want::Number(digits) => match digits.next(c) {
                 Some(digits) => Want::Number(digits),
                 None if digits.may_end() => {
@@ -143,6 +154,9 @@ impl Json {
             't' => Want::Word("rue"),
             'f' => Want::Word("alse"),
             'n' => Want::Word("ull"),
+            // no JSON, but what Python writes and reads in its place
+            'N' => Want::Word("aN"),
+            'I' => Want::Word(INFINITY),
             _ => return Err(NoJson),
         })
     }
@@ -265,6 +279,11 @@ impl Unescape {
                 }
             }
         }
+    }
+
+    /// The text has ended, perhaps with half of a pair.
+    pub(super) fn finish(&mut self, out: &mut String) {
+        self.lone(out);
     }
 
     fn lone(&mut self, out: &mut String) {

@@ -67,6 +67,12 @@ impl Marks {
         begun
     }
 
+    /// A marker of this kind begins so.
+    pub(super) fn begins(&self, action: Action, held: &str) -> bool {
+        !held.is_empty()
+            && self.list.iter().any(|mark| mark.action == action && mark.text.starts_with(held))
+    }
+
     /// Bytes of `text` before a place where a marker may begin, or this character stands.
     pub(super) fn free(&self, text: &str, also: Option<char>) -> usize {
         let also = also.map(|c| c as u32);
@@ -183,8 +189,11 @@ impl Rules {
             in_reasoning.push(Mark { text: marks.end, action: Action::ReasoningEnds });
         }
         if tools.as_ref().is_some_and(|tools| tools.forced) {
-            let begins = in_content.iter().filter(|mark| mark.action == Action::Call);
-            in_reasoning.extend(begins);
+            let begins = |mark: &&Mark| matches!(mark.action, Action::Call | Action::Opens);
+            in_reasoning.extend(in_content.iter().filter(begins));
+            // its grammar takes the end of a reasoning that nothing opened
+            in_content
+                .extend(marks.map(|marks| Mark { text: marks.end, action: Action::ReasoningEnds }));
         }
         Some(Self {
             reasoning: marks,

@@ -18,6 +18,12 @@ pub(super) struct Tagged {
     held: String,
     /// White space and openers that may stand before a marker.
     gap: String,
+    /// White space around calls since the last text, which more text would stand behind.
+    between: String,
+    /// What of it stands before the end of the last call.
+    before_end: usize,
+    /// There was text for the user.
+    said: bool,
     /// A marker stands right before: white space is no text.
     after_marker: bool,
     /// There was reasoning, a call, or text for the user.
@@ -44,6 +50,9 @@ impl Tagged {
             state,
             held: String::new(),
             gap: String::new(),
+            between: String::new(),
+            before_end: 0,
+            said: false,
             after_marker: in_reasoning,
             begun: in_reasoning,
             calls,
@@ -87,7 +96,10 @@ impl Tagged {
 
     pub(super) fn finish(&mut self, out: &mut Out<'_>) {
         let held = std::mem::take(&mut self.held);
-        self.text(&held, out);
+        // a marker after a call that the end of the answer has cut says as little as a whole one
+        if !(self.ends_call() && self.rules.in_content.begins(Action::Closes, &held)) {
+            self.text(&held, out);
+        }
         if let State::Call(call, raw) = &mut self.state {
             if self.calls.open {
                 call.finish(&mut self.calls, out);
@@ -110,9 +122,6 @@ impl Tagged {
     }
 
     fn character(&mut self, c: char, out: &mut Out<'_>) {
-        if self.leads(c) {
-            self.call_begins("", out);
-        }
         if self.marks().is_none() {
             return self.of_call(c, out);
         }
@@ -122,10 +131,16 @@ impl Tagged {
             Look::Begun => self.held = held,
             Look::Whole(action) => self.marker(action, &held, out),
             Look::Nothing => {
-                // its first character is text; a marker may begin after that
-                let first = held.chars().next().map_or(0, char::len_utf8);
-                self.text(&held[..first], out);
-                held[first..].chars().for_each(|c| self.character(c, out));
+                // its first character is text, or leads a call; a marker may begin after that
+                let mut chars = held.chars();
+                let Some(first) = chars.next() else { return };
+                if self.leads(first) {
+                    self.call_begins("", out);
+                    self.of_call(first, out);
+                } else {
+                    self.text(&held[..first.len_utf8()], out);
+                }
+                chars.for_each(|c| self.character(c, out));
             }
         }
     }
@@ -150,14 +165,18 @@ impl Tagged {
         match action {
             Action::ReasoningBegins if self.begun => self.marks_nothing(text, out),
             Action::ReasoningBegins => self.enter(State::Reasoning),
-            Action::ReasoningEnds => self.enter(State::Content),
+            Action::ReasoningEnds if !self.begun || self.in_reasoning() => {
+                self.enter(State::Content);
+            }
             Action::Call => self.call_begins(text, out),
             Action::Opens => {
                 self.gap.push_str(text);
                 self.bound_gap(out);
             }
-            Action::Closes if self.called() && self.drops_white() => {}
-            Action::Closes | Action::Inner => self.marks_nothing(text, out),
+            Action::Closes if self.ends_call() => self.between.truncate(self.before_end),
+            Action::ReasoningEnds | Action::Closes | Action::Inner => {
+                self.marks_nothing(text, out);
+            }
         }
     }
 
@@ -187,33 +206,47 @@ impl Tagged {
         let before = (self.calls.open, self.calls.begun());
         let step = call.push(c, &mut self.calls, out);
         let announced = before.0 || before.1 != self.calls.begun();
-        if announced {
-            raw.clear();
-            self.gap.clear();
-        }
         match step {
-            CallStep::More => {
-                if !announced {
-                    raw.push(c);
-                }
+            CallStep::More if !announced => {
+                raw.push(c);
                 if raw.len() > MAX_HELD {
                     let raw = std::mem::take(raw);
                     self.state = State::Content;
                     self.no_call(&raw, out);
                 }
             }
-            CallStep::Done => self.call_ended(),
+            CallStep::More => {
+                if !before.0 {
+                    self.call_announced();
+                }
+            }
+            CallStep::Done => {
+                self.call_announced();
+                self.call_ended();
+            }
+            CallStep::Not if announced => {
+                let rest = call.take_rest();
+                self.call_announced();
+                self.call_ended();
+                rest.chars().chain([c]).for_each(|c| self.character(c, out));
+            }
             CallStep::Not => {
                 let raw = std::mem::take(raw);
-                if self.calls.open {
-                    self.call_ended();
-                } else {
-                    self.state = State::Content;
-                    self.no_call(&raw, out);
-                }
+                self.state = State::Content;
+                self.no_call(&raw, out);
                 self.character(c, out);
             }
         }
+    }
+
+    /// What was held for it is part of a call; the white space before it is text if more text follows.
+    fn call_announced(&mut self) {
+        if let State::Call(_, raw) = &mut self.state {
+            raw.clear();
+        }
+        let gap = std::mem::take(&mut self.gap);
+        self.keep_white(&gap[..gap.len() - gap.trim_start_matches(is_white).len()]);
+        self.before_end = self.between.len();
     }
 
     fn call_ended(&mut self) {
@@ -227,40 +260,60 @@ impl Tagged {
         self.text(&self.without_hidden(raw.to_owned()), out);
     }
 
+    /// A call stands right before, but for white space.
+    fn ends_call(&self) -> bool {
+        self.called() && matches!(self.state, State::Content) && self.drops_white()
+    }
+
     /// White space is no text here: it stands right after a marker, and no opener is held that may yet be text.
     fn drops_white(&self) -> bool {
         self.after_marker && self.gap.is_empty()
     }
 
+    /// White space beside calls. It stands between two texts, or else is no text; so much of it that nobody means it is none.
+    fn keep_white(&mut self, white: &str) {
+        if self.said {
+            let room = MAX_GAP - self.between.len();
+            self.between.push_str(&white[..white.len().min(room)]);
+        }
+    }
+
     /// No part of a marker.
     fn text(&mut self, text: &str, out: &mut Out<'_>) {
-        let white = |c: char| c.is_ascii_whitespace();
-        let solid = text.trim_end_matches(white);
-        let end = solid.len();
+        let solid = text.trim_end_matches(is_white);
+        let (mut solid, white) = (solid, &text[solid.len()..]);
         if !solid.is_empty() {
-            let solid = if self.drops_white() { solid.trim_start_matches(white) } else { solid };
+            if self.drops_white() {
+                let rest = solid.trim_start_matches(is_white);
+                self.keep_white(&solid[..solid.len() - rest.len()]);
+                solid = rest;
+            }
             self.release_gap(out);
             self.emit(solid, out);
             self.after_marker = false;
             self.begun = true;
         }
-        if !self.drops_white() {
-            self.gap.push_str(&text[end..]);
+        if self.drops_white() {
+            self.keep_white(white);
+        } else if !white.is_empty() {
+            self.gap.push_str(white);
             self.bound_gap(out);
         }
     }
 
+    /// Openers are cut as a whole, and those that are special tokens are never shown.
     fn bound_gap(&mut self, out: &mut Out<'_>) {
-        if self.gap.len() > MAX_GAP {
-            let mut excess = self.gap.len() - MAX_GAP;
-            while !self.gap.is_char_boundary(excess) {
-                excess += 1;
-            }
-            let gap = std::mem::take(&mut self.gap);
-            self.emit(&gap[..excess], out);
-            self.gap = gap;
-            self.gap.drain(..excess);
+        if self.gap.len() <= MAX_GAP {
+            return;
         }
+        let begins = |rest: &str| rest.starts_with(|c| is_white(c) || c == '<');
+        let excess = self.gap.len() - MAX_GAP;
+        let places = self.gap.char_indices().map(|(at, _)| at).filter(|at| *at >= excess);
+        let cut = { places }.find(|at| begins(&self.gap[*at..])).unwrap_or(self.gap.len());
+        let rest = self.gap.split_off(cut);
+        let gap = std::mem::replace(&mut self.gap, rest);
+        let gap = self.without_hidden(gap);
+        self.emit(&gap, out);
     }
 
     fn release_gap(&mut self, out: &mut Out<'_>) {
@@ -281,11 +334,20 @@ impl Tagged {
         text
     }
 
-    fn emit(&self, text: &str, out: &mut Out<'_>) {
+    fn emit(&mut self, text: &str, out: &mut Out<'_>) {
         match self.state {
             State::Reasoning => out.reasoning(text),
-            State::Content | State::Call(..) => out.content(text),
-            State::Over => {}
+            State::Content | State::Call(..) if !text.is_empty() => {
+                out.content(&self.between);
+                self.between.clear();
+                out.content(text);
+                self.said = true;
+            }
+            State::Content | State::Call(..) | State::Over => {}
         }
     }
+}
+
+fn is_white(c: char) -> bool {
+    c.is_ascii_whitespace()
 }

@@ -93,5 +93,6 @@ fn long_white_space_is_not_held_back() {
 }
 
 mod calls;
+mod conformance;
 mod forced;
 mod reasoning;

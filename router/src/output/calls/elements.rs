@@ -114,16 +114,18 @@ impl ElementCall {
             State::Name => {}
             State::Between if self.held.is_empty() => self.close(calls, out),
             State::Between | State::Key | State::Before(_) => {}
+            // what is held of a value that has no end is its beginning all the same
             State::Value(value) => {
-                for c in std::mem::take(&mut self.held).chars() {
-                    value.push(c, calls, out);
-                }
-                // what is held of a value that has no end is its beginning all the same
-                if let Kind::Held(_, text) = &value.kind {
-                    calls.arguments(text, out);
+                if let Kind::Held(kind, text) = &value.kind {
+                    calls.arguments(&beginning(*kind, text), out);
                 }
             }
         }
+    }
+
+    /// The characters after a call that did not go on as one.
+    pub(super) fn take_rest(&mut self) -> String {
+        std::mem::take(&mut self.held)
     }
 
     fn name(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
@@ -214,6 +216,10 @@ impl ElementCall {
     fn value(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
         let State::Value(value) = &mut self.state else { return CallStep::Not };
         let end = self.tags.value_end;
+        if self.held.is_empty() && !end.starts_with(c) {
+            value.push(c, calls, out);
+            return CallStep::More;
+        }
         self.held.push(c);
         if self.held == end {
             value.end(calls, out);
@@ -228,11 +234,10 @@ impl ElementCall {
         CallStep::More
     }
 
-    /// No such call goes on like this: what is said of it is whole, and the rest is text. The last character is the caller's.
+    /// No such call goes on like this: what is said of it is whole, and what is held is text. The last character is the caller's.
     fn give_up(&mut self, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
         self.held.pop();
         self.close(calls, out);
-        out.content(&std::mem::take(&mut self.held));
         CallStep::Not
     }
 
@@ -261,11 +266,7 @@ impl Value {
 
     fn write(&mut self, c: char, calls: &Announcer, out: &mut Out<'_>) {
         match &mut self.kind {
-            Kind::Text => {
-                let mut escaped = String::new();
-                escape(c, &mut escaped);
-                calls.arguments(&escaped, out);
-            }
+            Kind::Text => calls.quoted(c, out),
             Kind::Held(kind, text) => {
                 text.push(c);
                 if text.len() > MAX_HELD {
@@ -283,6 +284,25 @@ impl Value {
             Kind::Plain => {}
         }
     }
+}
+
+/// What is certain of a value whose end is cut off, so that it is the beginning of what the whole value would be.
+fn beginning(kind: ArgumentKind, text: &str) -> String {
+    let plain = text.trim();
+    let names: &[&str] = match kind {
+        ArgumentKind::OptionalText => &["null", "None"],
+        ArgumentKind::Json => &["None", "True", "False"],
+    };
+    if names.iter().any(|name| name.starts_with(plain)) {
+        return String::new();
+    }
+    let mut json = Json::new();
+    if kind == ArgumentKind::Json && plain.chars().all(|c| json.push(c).is_ok()) {
+        return plain.to_owned();
+    }
+    let mut escaped = "\"".to_owned();
+    text.chars().for_each(|c| escape(c, &mut escaped));
+    escaped
 }
 
 /// Writes the beginning of a value that is too long to be held. One that cannot be JSON of its kind is a text.

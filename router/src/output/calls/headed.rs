@@ -23,6 +23,9 @@ const MISTRAL_ID: &str = "[CALL_ID]";
 const MISTRAL_ARGUMENTS: &str = "[ARGS]";
 pub(super) const MISTRAL_MARKERS: [&str; 2] = [MISTRAL_ID, MISTRAL_ARGUMENTS];
 const FENCE: &str = "```json";
+/// After the arguments, or in their place.
+const DEEPSEEK_END: &str = "<｜tool▁call▁end｜>";
+const KIMI_END: &str = "<|tool_call_end|>";
 
 /// Longest head, its markers included. Names have at most 64 bytes.
 const MAX_HEAD: usize = 256;
@@ -32,6 +35,8 @@ pub(in crate::output) struct HeadedCall {
     head: Head,
     text: String,
     state: State,
+    /// So many bytes of the marker that ends a call stand where its arguments should.
+    end: usize,
 }
 
 #[derive(Debug)]
@@ -52,7 +57,7 @@ enum State {
 
 impl HeadedCall {
     pub(super) fn new(head: Head) -> Self {
-        Self { head, text: String::new(), state: State::Name }
+        Self { head, text: String::new(), state: State::Name, end: 0 }
     }
 
     pub(super) fn push(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
@@ -61,6 +66,10 @@ impl HeadedCall {
             State::AfterSep => match c {
                 '{' => self.begin(c, calls, out),
                 c if c.is_ascii_whitespace() => CallStep::More,
+                '<' => {
+                    self.state = State::Fence;
+                    self.fence(c, calls, out)
+                }
                 c => {
                     self.text.clear();
                     self.text.push(c);
@@ -69,7 +78,7 @@ impl HeadedCall {
                 }
             },
             State::SecondName => match c {
-                '\n' | '`' => {
+                '\n' | '`' | '<' => {
                     let name = self.text.trim();
                     if !calls.knows(name) {
                         return CallStep::Not;
@@ -77,7 +86,7 @@ impl HeadedCall {
                     self.state = State::Fence;
                     self.text = name.to_owned();
                     self.text.push('\n');
-                    if c == '`' { self.fence(c, calls, out) } else { CallStep::More }
+                    if c == '\n' { CallStep::More } else { self.fence(c, calls, out) }
                 }
                 '{' => self.begin(c, calls, out),
                 c => self.head_goes_on(c),
@@ -105,20 +114,16 @@ impl HeadedCall {
                     CallStep::More
                 }
                 (c, 0) if c.is_ascii_whitespace() => CallStep::More,
-                (_, ticks) => {
-                    out.content(&"`".repeat(ticks));
-                    CallStep::Not
-                }
+                _ => CallStep::Not,
             },
             State::List(list) => list.push(c, calls, out),
         }
     }
 
-    /// DeepSeek's arguments have ended, and nothing was to follow.
-    pub(super) fn finish(&self, out: &mut Out<'_>) {
-        if let State::Tail(ticks) = self.state {
-            out.content(&"`".repeat(ticks));
-        }
+    /// What followed the arguments of DeepSeek's and does not end them.
+    pub(super) fn take_rest(&self) -> String {
+        let ticks = if let State::Tail(ticks) = self.state { ticks } else { 0 };
+        "`".repeat(ticks)
     }
 
     fn name(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
@@ -150,14 +155,28 @@ impl HeadedCall {
         if self.text.len() > MAX_HEAD { CallStep::Not } else { CallStep::More }
     }
 
-    /// White space and DeepSeek's fence before the arguments.
+    /// White space and DeepSeek's fence before the arguments, or the end of a call without any.
     fn fence(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
-        if c == '{' {
-            return self.begin(c, calls, out);
+        let end = if self.head == Head::Kimi { KIMI_END } else { DEEPSEEK_END };
+        if end[self.end..].starts_with(c) {
+            self.end += c.len_utf8();
+            if self.end < end.len() {
+                return CallStep::More;
+            }
+            return if self.announce("{}", calls, out) { CallStep::Done } else { CallStep::Not };
         }
         let fence = self.text.rfind('\n').map_or("", |at| &self.text[at + 1..]);
         match c {
+            _ if self.end > 0 => CallStep::Not,
+            '{' => self.begin(c, calls, out),
             c if c.is_ascii_whitespace() => CallStep::More,
+            '`' if self.head == Head::Deepseek && fence == FENCE => {
+                if !self.announce("{}", calls, out) {
+                    return CallStep::Not;
+                }
+                self.state = State::Tail(1);
+                CallStep::More
+            }
             c if self.head == Head::Deepseek && FENCE[fence.len()..].starts_with(c) => {
                 self.head_goes_on(c)
             }
@@ -167,6 +186,16 @@ impl HeadedCall {
 
     /// The first character of the arguments.
     fn begin(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
+        let mut json = Json::new();
+        if json.push(c).is_err() || !self.announce("{", calls, out) {
+            return CallStep::Not;
+        }
+        self.state = State::Arguments(json);
+        CallStep::More
+    }
+
+    /// Announces the call with these arguments; false for a function that nobody offers.
+    fn announce(&self, arguments: &str, calls: &mut Announcer, out: &mut Out<'_>) -> bool {
         let mut id = None;
         let name = match self.head {
             Head::Deepseek => self.text.lines().next().unwrap_or_default().trim(),
@@ -184,16 +213,11 @@ impl HeadedCall {
                 name.unwrap_or(text).trim()
             }
         };
-        if !calls.knows(name) {
-            return CallStep::Not;
+        let known = calls.knows(name);
+        if known {
+            calls.begin(name, id, out);
+            calls.arguments(arguments, out);
         }
-        calls.begin(name, id, out);
-        let mut json = Json::new();
-        if json.push(c).is_err() {
-            return CallStep::Not;
-        }
-        calls.argument(c, out);
-        self.state = State::Arguments(json);
-        CallStep::More
+        known
     }
 }

@@ -1,7 +1,7 @@
 //! Calls whose arguments are literals of a programming language: `[f(a=1, b='x')]` of Python, and `call:f{a:1}` of Gemma.
 
 use super::{Announcer, CallStep};
-use crate::output::json::escape;
+use crate::output::json::{Json, escape};
 use crate::output::parts::Out;
 
 /// Longest name of a function, and longest word that is no text, such as a number.
@@ -28,6 +28,8 @@ pub(in crate::output) struct LiteralCalls {
     /// The function's name, until its call is announced.
     word: String,
     arguments: Literal,
+    /// The JSON of the last character; kept for its memory.
+    json: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +47,8 @@ enum State {
 impl LiteralCalls {
     pub(super) fn new(language: Language) -> Self {
         let state = if language == Language::Python { State::Start } else { State::Before };
-        Self { language, state, word: String::new(), arguments: Literal::new(language) }
+        let (word, json) = (String::new(), String::new());
+        Self { language, state, word, arguments: Literal::new(language), json }
     }
 
     pub(super) fn push(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
@@ -90,15 +93,15 @@ impl LiteralCalls {
     }
 
     fn argument(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
-        let mut json = String::new();
-        let step = self.arguments.push(c, &mut json);
-        if !calls.open && step != CallStep::Not && !json.is_empty() {
+        self.json.clear();
+        let step = self.arguments.push(c, &mut self.json);
+        if !calls.open && step != CallStep::Not && !self.json.is_empty() {
             // arguments without names are none: only now it is certain that this is a call
             calls.begin(&std::mem::take(&mut self.word), None, out);
             calls.arguments("{", out);
         }
         if calls.open {
-            calls.arguments(&json, out);
+            calls.arguments(&self.json, out);
         }
         if step != CallStep::Done || self.language == Language::Gemma {
             return step;
@@ -391,9 +394,7 @@ impl Literal {
             "True" | "true" => json.push_str("true"),
             "False" | "false" => json.push_str("false"),
             "None" | "null" => json.push_str("null"),
-            number if serde_json::from_str::<serde_json::Number>(number).is_ok() => {
-                json.push_str(number);
-            }
+            number if Json::is_number(number) => json.push_str(number),
             other => json.push_str(&serde_json::Value::from(other).to_string()),
         }
         self.want = Want::After;

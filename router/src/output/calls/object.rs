@@ -71,7 +71,9 @@ enum Field {
     Other,
     Name,
     Arguments,
-    /// Arguments as JSON within a text.
+    /// Arguments as JSON within a text, which may yet be empty.
+    Quote,
+    /// The same, after the bracket that they begin with.
     QuotedArguments,
 }
 
@@ -143,21 +145,23 @@ impl ObjectCall {
             ("name", '"') if !self.name_ended => Field::Name,
             ("name", _) => return CallStep::Not,
             ("arguments" | "parameters", '{') if !self.has_arguments => Field::Arguments,
-            ("arguments" | "parameters", '"') if !self.has_arguments => Field::QuotedArguments,
+            ("arguments" | "parameters", '"') if !self.has_arguments => Field::Quote,
             ("arguments" | "parameters", 'n') => Field::Other, // null
             ("arguments" | "parameters", _) => return CallStep::Not,
             _ => Field::Other,
         };
-        if matches!(self.field, Field::Arguments | Field::QuotedArguments) {
-            self.has_arguments = true;
-            if self.name_ended {
-                calls.begin(&self.name, None, out);
-            }
-        }
         if self.field == Field::Arguments {
-            self.argument(c, calls, out);
+            self.arguments_begin(c, calls, out);
         }
         CallStep::More
+    }
+
+    fn arguments_begin(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) {
+        self.has_arguments = true;
+        if self.name_ended {
+            calls.begin(&self.name, None, out);
+        }
+        self.argument(c, calls, out);
     }
 
     fn value_goes_on(
@@ -177,12 +181,26 @@ impl ObjectCall {
                 _ => return CallStep::Not,
             },
             Field::Arguments => self.argument(c, calls, out),
-            Field::QuotedArguments => {
-                if !(matches!(want, Want::Text { .. }) && c == '"') {
-                    let mut plain = String::new();
-                    self.unescape.push(c, &mut plain);
-                    plain.chars().for_each(|c| self.argument(c, calls, out));
+            Field::Quote | Field::QuotedArguments => {
+                let mut plain = String::new();
+                match (want, c) {
+                    (Want::Text { .. }, '"') => self.unescape.finish(&mut plain),
+                    _ => self.unescape.push(c, &mut plain),
                 }
+                return plain.chars().fold(CallStep::More, |step, c| match self.field {
+                    _ if step == CallStep::Not => step,
+                    Field::Quote if c.is_ascii_whitespace() => CallStep::More,
+                    Field::Quote if c == '{' => {
+                        self.field = Field::QuotedArguments;
+                        self.arguments_begin(c, calls, out);
+                        CallStep::More
+                    }
+                    Field::QuotedArguments => {
+                        self.argument(c, calls, out);
+                        CallStep::More
+                    }
+                    Field::Quote | Field::Other | Field::Name | Field::Arguments => CallStep::Not,
+                });
             }
         }
         CallStep::More

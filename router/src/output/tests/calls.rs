@@ -52,7 +52,7 @@ pub(super) fn got(format: &Format, text: &str) -> Vec<Got> {
     whole
 }
 
-fn gather(parts: Vec<Part>) -> Vec<Got> {
+pub(super) fn gather(parts: Vec<Part>) -> Vec<Got> {
     let mut all = Vec::new();
     let mut calls = 0;
     for part in parts {
@@ -259,7 +259,8 @@ fn elements() {
         let format = format(parser);
         assert_eq!(got(&format, text), [called("f", arguments)]);
         let both = format!("Now:\n{text}\n{empty} end");
-        let want = [said("Now:"), called("f", arguments), called("get-time", "{}"), said("end")];
+        let (one, two) = (called("f", arguments), called("get-time", "{}"));
+        let want = [said("Now:"), one, two, said("\n\n end")];
         assert_eq!(got(&format, &both), want);
         assert_eq!(got(&format, python), [called("f", r#"{"n": true, "list": "a\nb"}"#)]);
         let cut = text.find("rich").unwrap();
