@@ -9,12 +9,12 @@ mod cuts;
 mod detokenize;
 mod doc;
 mod encoding;
+mod fast;
 mod jinja;
 mod length;
 mod pieces;
 mod pipeline;
 mod pool;
-mod queue;
 mod seams;
 mod stop;
 mod template;
@@ -121,6 +121,12 @@ impl PromptEngine {
         stretch_bytes: usize,
     ) -> Result<Self, PromptError> {
         let text = TextTokenizer::new(&std::mem::take(&mut doc.tokenizer), cache)?;
+        if let Some(reason) = text.slow() {
+            tracing::info!(
+                reason,
+                "`tokenizers` makes the tokens of a model, many times as slowly"
+            );
+        }
         if let Some(reason) = text.uncut() {
             tracing::warn!(reason, stretch_bytes, "texts of a model cannot be cut between words");
         }

@@ -246,7 +246,7 @@ pub(super) async fn info(
         fields.insert("model".to_owned(), Value::String(name));
     }
     let (engine, _) = engine_of(&app, Fields::of_body(Value::Object(fields))?)?;
-    let doc = engine.doc();
+    let (doc, stats) = (engine.doc(), engine.cache_stats());
     Ok(Json(serde_json::json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": doc.bos_token,
@@ -257,6 +257,8 @@ pub(super) async fn info(
         "model_max_length": doc.context_tokens,
         "vocab_size": doc.vocab_size,
         "chat_template": doc.chat_template,
+        "encoder": stats.encoder(),
+        "encoder_reason": stats.slow,
     })))
 }
 

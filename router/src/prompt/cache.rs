@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct CacheStats {
     /// Why there is no cache for this model; `None` when there is one.
     pub off: Option<&'static str>,
+    /// Why `tokenizers` makes the tokens; `None` where the fast encoder does.
+    pub slow: Option<&'static str>,
     /// Why long texts are not tokenised in pieces; `None` where they are.
     pub uncut: Option<&'static str>,
     /// Stretches found. Those too short to be worth a look-up are not counted anywhere.
@@ -18,6 +20,14 @@ pub struct CacheStats {
     pub hit_bytes: u64,
     /// Text bytes of the stretches that had to be tokenised.
     pub tokenized_bytes: u64,
+}
+
+impl CacheStats {
+    /// What makes the tokens.
+    #[must_use]
+    pub fn encoder(&self) -> &'static str {
+        if self.slow.is_none() { "fast" } else { "tokenizers" }
+    }
 }
 
 /// Tokens of stretches of text, of all models together.

@@ -1,5 +1,7 @@
 //! Named threads for work that must not run on the async threads: in turns, the shortest first, behind a bounded queue.
 
+mod queue;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -7,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::queue::{PoolFull, Queue, QueueBounds, TokenizeJob};
+use self::queue::{PoolFull, Queue, QueueBounds, TokenizeJob};
 use crate::error::{Panicked, RouteError};
 use crate::process::background;
 

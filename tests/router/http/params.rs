@@ -273,6 +273,7 @@ async fn tokenizers_describe_themselves_and_answer_under_v1_too() {
         let info = router.get(path).await.json();
         assert_eq!((&info["eos_token"], &info["bos_token"]), (&json!("<|im_end|>"), &Value::Null));
         assert!(info["chat_template"].as_str().unwrap().contains("im_start"));
+        assert_eq!((&info["encoder"], &info["encoder_reason"]), (&json!("fast"), &Value::Null));
     }
     assert_eq!(router.get("/tokenizer_info/other").await.status, 404);
 }

@@ -1,5 +1,6 @@
 //! Texts that are made to cost much: what cannot fit is refused before any work, and what can is done in pieces.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use headrace_router::prompt::Room;
@@ -165,21 +166,32 @@ async fn a_short_text_is_served_before_long_ones() {
     let engine = PromptEngine::new(doc(BYTE_LEVEL, Some(CHATML)), Arc::clone(&pool)).unwrap();
     let engine = Arc::new(engine);
     let words = "word ".repeat(50_000);
-    let long = |i: usize| {
-        let (engine, text) = (Arc::clone(&engine), format!("{i} {words}"));
-        tokio::spawn(async move { engine.encode(Prompt::Text(text)).await.unwrap().len() })
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let ask = |name: String, prompt: Prompt| {
+        let (engine, served) = (Arc::clone(&engine), Arc::clone(&served));
+        tokio::spawn(async move {
+            engine.encode(prompt).await.unwrap();
+            served.lock().unwrap().push(name);
+        })
     };
-    let long: Vec<_> = (0..8).map(long).collect();
-    while pool.queued() < 7 {
+    // the thread is busy until everything waits
+    let (busy, (open, gate)) = (Arc::clone(&pool), std::sync::mpsc::channel::<()>());
+    let busy = tokio::spawn(async move { busy.run(move || gate.recv().unwrap()).await });
+    let long = (0..8).map(|i| ask(format!("long {i}"), Prompt::Text(format!("{i} {words}"))));
+    let mut all: Vec<_> = long.collect();
+    let messages = json!([{"role": "user", "content": "hi ".repeat(10_000)}]);
+    all.push(ask("short".to_owned(), Prompt::Chat(chat(&messages))));
+    while pool.queued() < 9 {
         tokio::task::yield_now().await;
     }
-    let messages = json!([{"role": "user", "content": "hi"}]);
-    engine.encode(Prompt::Chat(chat(&messages))).await.unwrap();
-    let done = long.iter().filter(|task| task.is_finished()).count();
-    assert!(done <= 1, "{done} long prompts went before a short one");
-    for task in long {
-        assert!(task.await.unwrap() > 50_000);
+    open.send(()).unwrap();
+    busy.await.unwrap().unwrap();
+    for task in all {
+        task.await.unwrap();
     }
+    let served = served.lock().unwrap();
+    let before = served.iter().position(|name| name == "short").unwrap();
+    assert!(before <= 1, "{served:?}");
 }
 
 #[tokio::test]

@@ -114,6 +114,11 @@ impl Collector for Registry {
             "1 if long texts cannot be tokenised in pieces.",
             caches.iter().map(|(labels, stats)| (*labels, u32::from(stats.uncut.is_some()))),
         )?;
+        scrape.gauges(
+            "headrace_prompt_encoder",
+            "What makes a model's tokens: `fast`, or the crate `tokenizers`.",
+            caches.iter().map(|([model], stats)| ([*model, ("encoder", stats.encoder())], 1_u32)),
+        )?;
         let (cache, tokenizer) = (&self.setup.prefix_cache, &self.setup.tokenize_pool);
         let mut gauge = |name, help, value: usize| scrape.gauge(name, help, value);
         gauge(

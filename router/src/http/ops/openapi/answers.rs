@@ -239,7 +239,7 @@ pub(super) fn schemas() -> Map<String, Value> {
             object(&json!({
                 "tokenizer_class": text, "bos_token": nullable, "eos_token": nullable, "pad_token": nullable,
                 "unk_token": nullable, "eos_token_ids": list(&count), "model_max_length": count,
-                "vocab_size": count, "chat_template": nullable,
+                "vocab_size": count, "chat_template": nullable, "encoder": text, "encoder_reason": nullable,
             })),
         ),
         ("Text", object(&json!({"prompt": text}))),
