@@ -4,6 +4,7 @@
 //! pieces, and gives the same [`Part`]s for the same text. It holds back what may be the beginning of a marker, and of a call
 //! its head up to the name; so its memory is bounded and no text is looked at twice. What turns out to be no call is text.
 
+mod arguments;
 mod calls;
 mod forced;
 mod harmony;
@@ -20,8 +21,9 @@ use std::sync::Arc;
 use crate::prompt::ReasoningParser;
 use marks::Rules;
 
+pub use arguments::{Argument, arguments, resolved};
 pub use calls::{ArgumentKind, Arguments, Tools};
-pub use forced::{CallForm, ForcedFunction, Otherwise, call_grammar};
+pub use forced::{CallForm, ForcedFunction, Otherwise, ReasoningFirst, call_grammar};
 pub use parts::Part;
 pub use reader::Reader;
 
@@ -60,14 +62,6 @@ impl Format {
     /// How the prompt ends, as text: many templates open the reasoning themselves.
     pub fn after_prompt(&mut self, end: &str) {
         self.opened = self.rules.opens_reasoning(end);
-    }
-
-    /// The text that ends the reasoning, where the answers have one.
-    ///
-    /// Whoever holds answers to a grammar that begins after the reasoning finds its beginning by this.
-    #[must_use]
-    pub fn reasoning_end(&self) -> Option<&'static str> {
-        self.rules.reasoning_end()
     }
 
     /// Texts that are markers. Where one is a special token of the model, it has to stay in the text.

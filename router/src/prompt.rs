@@ -27,7 +27,7 @@ pub use detokenize::{Decoded, Decoder};
 pub use doc::{GenerationDefaults, ModelDoc};
 pub use encoding::Prompt;
 pub use pool::TokenizePool;
-pub use template::{ChatPrompt, Conventions};
+pub use template::{ChatPrompt, Conventions, MistralCalls};
 
 pub use crate::config::{ReasoningParser, ToolParser};
 

@@ -1,5 +1,6 @@
 //! The request of `/v1/chat/completions`: from the body's fields to a `Job`.
 
+mod held;
 mod hermes;
 mod reasoning;
 mod tools;
@@ -21,7 +22,7 @@ use crate::output::Format;
 use crate::prompt::StopStrings;
 use crate::prompt::{ChatPrompt, Conventions, Prompt};
 use crate::request::{Job, Reading};
-use tools::HeldCalls;
+use held::HeldCalls;
 
 /// A checked request.
 #[derive(Debug)]
@@ -94,12 +95,13 @@ pub(super) fn check(
     let most_reasoning = reasoning::take_budget(&mut fields, model)?;
     let wish = tools::take_wish(&mut fields, prompt.tools.as_deref())?;
     let calls = match &prompt.tools {
-        Some(offered) => tools::reading(&wish, offered, &model.conventions, memory)?,
+        Some(offered) => tools::reading(&wish, offered, model, memory)?,
         None => None,
     };
     let common = params::take(&mut fields, model)?;
     let offered = prompt.tools.as_deref().unwrap_or_default();
-    let held = tools::held(calls.as_ref(), offered, common.grammar.as_ref(), memory)?;
+    let answer = common.grammar.as_ref();
+    let held = held::held(&wish, calls.as_ref(), offered, answer, model, memory)?;
     if calls.is_none() && !model.conventions.knows_tools {
         prompt.tools = None; // they are told only where they may be called
     }
@@ -115,8 +117,8 @@ pub(super) fn check(
     let mut sampling = common.sampling;
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = common.prompt_logprobs;
-    sampling.reasoning =
-        reasoning::before(model, most_reasoning, common.grammar.is_some(), held.is_some())?;
+    let grammar = common.grammar.is_some() || held.is_some();
+    sampling.reasoning = reasoning::before(model, most_reasoning, grammar);
     let job = Job {
         name: ids::name("chatcmpl-"),
         prompt: Prompt::Chat(prompt),
@@ -146,7 +148,7 @@ pub(super) fn check(
         bad_words: common.bad_words,
         delivery: common.delivery,
         format: Format::new(
-            // A client's grammar begins behind the reasoning, if a token ends that; the grammar of calls knows of it.
+            // A grammar begins behind the reasoning, if a token ends that; else that of calls may know of it.
             model.conventions.reasoning.filter(|_| {
                 let behind = common.grammar.is_none() || model.reasoning.is_some();
                 held.as_ref().map_or(behind, HeldCalls::knows_reasoning)

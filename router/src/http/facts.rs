@@ -30,10 +30,16 @@ pub(super) fn conventions(found: Conventions, parsers: &ParserConfig) -> Convent
     }
 }
 
-/// What the checks of a request need to know of `engine`'s model.
-pub(super) fn facts(engine: &PromptEngine, parsers: &ParserConfig) -> ModelFacts {
+/// What the checks of a request need to know of `engine`'s model, whose answers follow the `template` of the request where
+/// it brings one.
+pub(super) fn facts(
+    engine: &PromptEngine,
+    parsers: &ParserConfig,
+    template: Option<&str>,
+) -> ModelFacts {
     let doc = engine.doc();
-    let conventions = conventions(engine.conventions(), parsers);
+    let shown = template.map_or_else(|| engine.conventions(), Conventions::of);
+    let conventions = conventions(shown, parsers);
     ModelFacts {
         reasoning: conventions.reasoning.and_then(|parser| reasoning(engine, parser)),
         vocab_size: doc.vocab_size,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
+use serde_json::Value;
 
 use crate::app::App;
 use crate::error::RouteError;
@@ -74,7 +75,9 @@ pub(super) struct ReadyChat {
 pub(super) fn chat_of(app: &App, body: ReadBody) -> Result<ReadyChat, RouteError> {
     let ReadBody { mut fields, mut memory, .. } = body;
     let model = app.fleet.find(&params::model_name(&mut fields)?)?;
-    let facts = facts(&model.engine, &app.config.parsers);
+    let template = fields.look("chat_template").and_then(Value::as_str);
+    let template = template.filter(|_| app.config.http.request_templates);
+    let facts = facts(&model.engine, &app.config.parsers, template);
     let mut request = chat::check(fields, &facts, &mut memory)?;
     let (job, engine) = (&mut request.job, &model.engine);
     request.format = request.format.map(|format| read_by(format, job, engine));
@@ -96,11 +99,19 @@ pub(super) async fn check_grammar(
 ) -> Result<(), RouteError> {
     let ReadyChat { model, request } = chat;
     grammar::check(surface, request.grammar.take()).await?;
-    if let (Some(held), Some(format)) = (&mut request.held, &request.format) {
+    if let Some(held) = &mut request.held {
         for schema in held.schemas.drain(..) {
             grammar::check(surface, Some(schema)).await?;
         }
-        request.job.sampling.grammar = Some(held.grammar(&model.engine, format)?);
+        let (whole, each) = held.to_check()?;
+        if let Err(error) = grammar::check(surface, Some(whole)).await {
+            // where one function is at fault, it is named
+            for one in each {
+                grammar::check(surface, Some(one)).await?;
+            }
+            return Err(error);
+        }
+        request.job.sampling.grammar = Some(held.grammar(&model.engine)?);
     }
     let words = std::mem::take(&mut request.bad_words);
     let limits = bad_words::limits(&model.engine, words, &request.job.sampling).await?;
@@ -127,7 +138,7 @@ async fn answer_completions(
         let mut fields = fields.noting(&ignored);
         let model = app.fleet.find(&params::model_name(&mut fields)?)?;
         let engine = &model.engine;
-        let facts = facts(engine, &app.config.parsers);
+        let facts = facts(engine, &app.config.parsers, None);
         let request = completions::check(fields, ids, &facts)?;
         let echo = request.echo.then(|| {
             let texts = request

@@ -27,7 +27,7 @@ pub struct Tools {
     pub functions: HashMap<String, Arguments>,
     /// False where nothing comes after the first call.
     pub parallel: bool,
-    /// The answer is a call: its beginning also ends reasoning.
+    /// The answer is a call, and its grammar does not wait for the end of reasoning: the beginning of the call ends that.
     pub forced: bool,
 }
 

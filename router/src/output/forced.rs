@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use crate::prompt::ToolParser;
+use super::arguments::{Argument, arguments};
+use crate::prompt::{MistralCalls, ToolParser};
 
 /// Between the tokens of arguments: enough for any line break with its indent, and no endless run.
 const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{0,32}";
@@ -25,10 +26,25 @@ pub struct CallForm<'a> {
     pub parser: ToolParser,
     /// There may be several calls.
     pub parallel: bool,
-    /// The text that ends reasoning: a prompt may have opened it.
-    pub reasoning_end: Option<&'a str>,
+    /// How calls of Mistral's form stand.
+    pub mistral: MistralCalls,
+    /// How reasoning may come first.
+    pub reasoning: ReasoningFirst<'a>,
     /// What else the answer may be.
     pub otherwise: Otherwise<'a>,
+}
+
+/// Reasoning before what a grammar is of.
+#[derive(Debug, Clone, Copy)]
+pub enum ReasoningFirst<'a> {
+    /// There is none.
+    None,
+    /// The grammar begins behind it.
+    Passed,
+    /// A prompt may have opened it, and this text ends it: more of it is not to come.
+    Opened(&'a str),
+    /// Messages of gpt-oss in the channel `analysis`.
+    Analysis,
 }
 
 /// What an answer is that is no call.
@@ -50,7 +66,7 @@ pub fn call_grammar(
     token: impl Fn(&str) -> Option<u32>,
 ) -> String {
     let in_text = matches!(form.otherwise, Otherwise::Text);
-    let mut lark = Lark { rules: String::new(), token: &token, in_text };
+    let mut lark = Lark { rules: String::new(), token: &token, in_text, mistral: form.mistral };
     let calls: Vec<String> = (0..functions.len()).map(|i| format!("call_{i}")).collect();
     for (function, rule) in functions.iter().zip(&calls) {
         lark.call(form.parser, function, rule);
@@ -61,10 +77,18 @@ pub fn call_grammar(
         Some(between) if form.parallel => format!(" ({between} call)*"),
         Some(_) | None => String::new(),
     };
-    let thought = form.reasoning_end.map_or(String::new(), |end| {
-        let end = lark.marker(end);
-        format!("({end} {})? ", text("\n\n"))
-    });
+    let thought = match form.reasoning {
+        ReasoningFirst::None => String::new(),
+        ReasoningFirst::Passed => {
+            lark.rules.push_str("white: /[ \\n\\r\\t]{1,8}/\n");
+            "white? ".to_owned()
+        }
+        ReasoningFirst::Opened(end) => {
+            let end = lark.marker(end);
+            format!("({end} {})? ", text("\n\n"))
+        }
+        ReasoningFirst::Analysis => lark.analysis(),
+    };
     let start = match form.otherwise {
         Otherwise::Never => format!("{thought}{open}call{more}{close}"),
         Otherwise::Json(schema) => {
@@ -82,6 +106,7 @@ struct Lark<'a> {
     token: &'a dyn Fn(&str) -> Option<u32>,
     /// Calls stand within text, which ends with what begins a call.
     in_text: bool,
+    mistral: MistralCalls,
 }
 
 /// A text as Lark has it.
@@ -98,6 +123,18 @@ impl Lark<'_> {
     /// What begins a call, unless the text before it does.
     fn begin(&self, marker: &str) -> String {
         if self.in_text { String::new() } else { self.marker(marker) }
+    }
+
+    /// Messages of reasoning. Where their markers are no tokens, text could hold these, and there are none.
+    fn analysis(&mut self) -> String {
+        let markers = ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"];
+        if markers.iter().any(|marker| (self.token)(marker).is_none()) {
+            return String::new();
+        }
+        let [channel, message, end, start] = markers.map(|marker| self.marker(marker));
+        self.rules.push_str("thought: /(.|\\n)*/\n");
+        let [analysis, assistant] = ["analysis", "assistant"].map(text);
+        format!("({channel} {analysis} {message} thought {end} {start} {assistant})* ")
     }
 
     /// Text with calls in it; `calls` begin after the marker that ends a text.
@@ -146,6 +183,9 @@ impl Lark<'_> {
                 None
             }
             ToolParser::Hermes | ToolParser::QwenCoder | ToolParser::Glm => Some(text("\n")),
+            ToolParser::Mistral if self.mistral != MistralCalls::Listed => {
+                (!self.in_text).then(|| text(""))
+            }
             ToolParser::Llama => Some(text("; ")),
             ToolParser::Pythonic => {
                 (open, close) = (format!("{} ", text("[")), format!(" {}", text("]")));
@@ -187,6 +227,17 @@ impl Lark<'_> {
                 let head = text(&format!("\n{{\"name\": \"{name}\", \"arguments\": "));
                 let (begin, end) = (self.begin("<tool_call>"), marker(self, "</tool_call>"));
                 format!("{begin} {head} {arguments} {} {end}", text("}\n"))
+            }
+            ToolParser::Mistral if self.mistral != MistralCalls::Listed => {
+                let arguments = self.json(function, rule);
+                let (begin, sep) = (self.begin("[TOOL_CALLS]"), marker(self, "[ARGS]"));
+                let id = match self.mistral {
+                    MistralCalls::Listed | MistralCalls::Named => String::new(),
+                    MistralCalls::NamedWithId => {
+                        format!("{} /[a-zA-Z0-9]{{9}}/", marker(self, "[CALL_ID]"))
+                    }
+                };
+                format!("{begin} {} {id} {sep} {arguments}", text(name))
             }
             ToolParser::Llama | ToolParser::Mistral => {
                 let arguments = self.json(function, rule);
@@ -267,9 +318,16 @@ impl Lark<'_> {
     /// One argument, whose value begins after `begin` and ends with `end`.
     fn element(&mut self, begin: &str, value: &Element<'_>, end: &str) -> String {
         match value.texts() {
-            Some(Texts::Any) => {
+            Some(Texts::Any { least, most }) => {
                 let name = format!("{}_text", value.rule);
-                let _ = writeln!(self.rules, "{name}[suffix={}]: /(.|\\n)*/", text(end));
+                let times = match (least, most) {
+                    (0, None) => "*".to_owned(),
+                    (least, most) => {
+                        let most = most.map_or(String::new(), |most| most.to_string());
+                        format!("{{{least},{most}}}")
+                    }
+                };
+                let _ = writeln!(self.rules, "{name}[suffix={}]: /(.|\\n){times}/", text(end));
                 format!("{begin} {name}")
             }
             Some(Texts::These(these)) => {
@@ -288,12 +346,13 @@ impl Lark<'_> {
         mut write: impl FnMut(&mut Self, &str, &Element<'_>) -> String,
     ) -> String {
         let mut sequence = Vec::new();
-        for (place, (key, schema)) in properties(&function.parameters).enumerate() {
+        for (place, argument) in arguments(&function.parameters).into_iter().enumerate() {
+            let Argument { name, schema, required } = argument;
             let rule = format!("{rule}_{place}");
             let value = Element { root: &function.parameters, schema, rule: &rule };
-            let body = write(self, key, &value);
+            let body = write(self, name, &value);
             let _ = writeln!(self.rules, "{rule}: {body}");
-            let mark = if is_required(&function.parameters, key) { "" } else { "?" };
+            let mark = if required { "" } else { "?" };
             sequence.push(format!("{rule}{mark}"));
         }
         sequence.join(" ")
@@ -303,12 +362,13 @@ impl Lark<'_> {
     fn listed(&mut self, function: &ForcedFunction, rule: &str, sign: char) -> String {
         let mut required = Vec::new();
         let mut others = Vec::new();
-        for (place, (key, schema)) in properties(&function.parameters).enumerate() {
+        for (place, argument) in arguments(&function.parameters).into_iter().enumerate() {
+            let Argument { name, schema, required: is_required } = argument;
             let rule = format!("{rule}_{place}");
             let value = Element { root: &function.parameters, schema, rule: &rule };
             let json = value.json(self);
-            let _ = writeln!(self.rules, "{rule}: {} {json}", text(&format!("{key}{sign}")));
-            if is_required(&function.parameters, key) {
+            let _ = writeln!(self.rules, "{rule}: {} {json}", text(&format!("{name}{sign}")));
+            if is_required {
                 required.push(rule);
             } else {
                 others.push(rule);
@@ -342,7 +402,11 @@ struct Element<'a> {
 }
 
 enum Texts<'a> {
-    Any,
+    /// Of so many characters.
+    Any {
+        least: u64,
+        most: Option<u64>,
+    },
     These(Vec<&'a str>),
 }
 
@@ -353,16 +417,33 @@ impl<'a> Element<'a> {
         if let Some(these) = these {
             return these.collect::<Option<Vec<&str>>>().map(Texts::These);
         }
-        (self.schema["type"] == "string").then_some(Texts::Any)
+        if self.schema["type"] != "string" {
+            return None;
+        }
+        if let Some(one) = self.schema["const"].as_str() {
+            return Some(Texts::These(vec![one]));
+        }
+        let length = |key: &str| self.schema[key].as_u64();
+        Some(Texts::Any { least: length("minLength").unwrap_or(0), most: length("maxLength") })
     }
 
     fn json(&self, lark: &mut Lark<'_>) -> String {
-        let mut schema = self.schema.as_object().cloned().unwrap_or_default();
-        for key in ["$defs", "definitions"] {
-            if let Some(definitions) = self.root.get(key) {
-                schema.insert(key.to_owned(), definitions.clone());
-            }
+        let mut schema = self.schema.clone();
+        if refers(&schema) {
+            // places are of the whole schema, which is no longer around this one
+            lead_into_whole(&mut schema);
+            let mut root = self.root.clone();
+            lead_into_whole(&mut root);
+            schema["$defs"] = json!({ WHOLE: root });
         }
+        let schema = match schema {
+            Value::Object(schema) => schema,
+            Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::String(_)
+            | Value::Array(_) => Map::new(),
+        };
         let name = format!("{}_json", self.rule);
         let _ = writeln!(lark.rules, "{name}: %json {}", with_whitespace(schema));
         name
@@ -381,10 +462,30 @@ fn with_whitespace(mut schema: Map<String, Value>) -> Value {
     Value::Object(schema)
 }
 
-fn properties(parameters: &Value) -> impl Iterator<Item = (&String, &Value)> {
-    parameters["properties"].as_object().into_iter().flatten()
+/// The name of the whole schema among the definitions of a part of it.
+const WHOLE: &str = "headrace-whole";
+
+/// Some place of the schema is named.
+fn refers(schema: &Value) -> bool {
+    match schema {
+        Value::Object(fields) => fields.contains_key("$ref") || fields.values().any(refers),
+        Value::Array(items) => items.iter().any(refers),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
 }
 
-fn is_required(parameters: &Value, key: &str) -> bool {
-    parameters["required"].as_array().is_some_and(|keys| keys.iter().any(|one| one == key))
+/// Makes the places that are named those of the whole schema among the definitions.
+fn lead_into_whole(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if let Some(Value::String(place)) = fields.get_mut("$ref")
+                && let Some(rest) = place.strip_prefix('#')
+            {
+                *place = format!("#/$defs/{WHOLE}{rest}");
+            }
+            fields.values_mut().for_each(lead_into_whole);
+        }
+        Value::Array(items) => items.iter_mut().for_each(lead_into_whole),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
 }

@@ -213,10 +213,6 @@ impl Rules {
         self.reasoning.is_some_and(|marks| prompt.trim_end().ends_with(marks.begin))
     }
 
-    pub(super) fn reasoning_end(&self) -> Option<&'static str> {
-        self.reasoning.map(|marks| marks.end)
-    }
-
     pub(super) fn stops(&self) -> &'static [&'static str] {
         match self.tools.as_ref().map(|tools| tools.parser) {
             _ if self.harmony => &["<|call|>", "<|return|>"],

@@ -10,7 +10,7 @@ use super::jinja::{self, Bound, Budget, Error, ErrorKind, Limits, OUTPUT, Progra
 use super::{ModelDoc, PromptError};
 use crate::error::RouteError;
 
-pub use conventions::Conventions;
+pub use conventions::{Conventions, MistralCalls};
 
 /// What the chat template gets to see.
 #[derive(Debug, Clone, Default)]

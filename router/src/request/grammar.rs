@@ -5,6 +5,7 @@
 //! worker to use it; both through this module, so that the two cannot disagree.
 
 mod compile;
+mod endless;
 mod follower;
 mod gbnf;
 mod known;
@@ -15,6 +16,7 @@ mod tests;
 mod vocabulary;
 
 pub use compile::{Compiled, GrammarError, check_grammar};
+pub use endless::endless;
 pub use follower::Follower;
 pub use gbnf::lark_of_gbnf;
 pub use known::{KnownGrammar, KnownGrammars};

@@ -51,22 +51,9 @@ pub(super) fn take_budget(
 }
 
 /// What a worker has to know of the reasoning: where it may be only so long, or a grammar begins behind it.
-///
-/// # Errors
-/// `BadRequest` where the answer is `held` to calls, whose own grammar has the reasoning in it, and has a budget.
-pub(super) fn before(
-    model: &ModelFacts,
-    most: Option<u32>,
-    grammar: bool,
-    held: bool,
-) -> Result<Option<Reasoning>, RouteError> {
-    if held && most.is_some() {
-        let why = "not yet with calls that are held to the schemas of their functions";
-        return Err(unsupported("max_reasoning_tokens", why));
-    }
-    let wanted = most.is_some() || (grammar && !held);
-    let reasoning = model.reasoning.clone().filter(|_| wanted);
-    Ok(reasoning.map(|reasoning| Reasoning { max_tokens: most, ..reasoning }))
+pub(super) fn before(model: &ModelFacts, most: Option<u32>, grammar: bool) -> Option<Reasoning> {
+    let reasoning = model.reasoning.clone().filter(|_| most.is_some() || grammar)?;
+    Some(Reasoning { max_tokens: most, ..reasoning })
 }
 
 /// Variables that the client set itself stay as they are.
@@ -155,21 +142,15 @@ mod tests {
         assert_eq!(budget(&ModelFacts::default(), json!(5)), None);
         assert_eq!(budget(&ModelFacts::default(), json!(null)), Some(None));
         let limited = Reasoning { max_tokens: Some(5), ..reasoning.clone() };
-        for (most, grammar, held, want) in [
-            (None, false, false, Some(None)),
-            (None, true, false, Some(Some(reasoning))),
-            (None, true, true, Some(None)),
-            (Some(5), false, false, Some(Some(limited.clone()))),
-            (Some(5), true, false, Some(Some(limited))),
-            (Some(5), false, true, None),
+        for (most, grammar, want) in [
+            (None, false, None),
+            (None, true, Some(reasoning)),
+            (Some(5), false, Some(limited.clone())),
+            (Some(5), true, Some(limited)),
         ] {
-            assert_eq!(
-                before(&thinker, most, grammar, held).ok(),
-                want,
-                "{most:?} {grammar} {held}"
-            );
+            assert_eq!(before(&thinker, most, grammar), want, "{most:?} {grammar}");
         }
-        assert_eq!(before(&ModelFacts::default(), None, true, false).ok(), Some(None));
+        assert_eq!(before(&ModelFacts::default(), None, true), None);
     }
 
     #[test]

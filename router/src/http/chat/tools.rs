@@ -2,17 +2,13 @@
 
 use std::collections::HashSet;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::core::frame::Grammar;
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, clip, unsupported, wrong_type};
-use crate::http::parse::grammar::{self, Asked};
+use crate::http::parse::params::ModelFacts;
 use crate::limits::memory::{ALLOCATION_BYTES, MemoryShare};
-use crate::output::{
-    ArgumentKind, Arguments, CallForm, ForcedFunction, Format, Otherwise, Tools, call_grammar,
-};
-use crate::prompt::{Conventions, PromptEngine, ToolParser};
+use crate::output::{self, ArgumentKind, Arguments, Tools};
 
 /// Most tools, and bytes of a function's name: OpenAI's own bounds.
 const MAX_TOOLS: usize = 128;
@@ -224,13 +220,13 @@ fn function_name(of: &mut Fields, tools: Option<&[Value]>) -> Result<String, Rou
 pub(super) fn reading(
     wish: &CallWish,
     tools: &[Value],
-    model: &Conventions,
+    model: &ModelFacts,
     memory: &mut MemoryShare,
 ) -> Result<Option<Tools>, RouteError> {
     if wish.choice == ToolChoice::Never {
         return Ok(None);
     }
-    let Some(parser) = model.call_parser() else {
+    let Some(parser) = model.conventions.call_parser() else {
         let why = "it is not known how this model writes calls; name a way by --tool-parser";
         return Err(unsupported("tools", why));
     };
@@ -238,7 +234,8 @@ pub(super) fn reading(
         parser,
         functions: std::collections::HashMap::new(),
         parallel: wish.parallel,
-        forced: wish.choice == ToolChoice::Must,
+        // a grammar that begins behind reasoning leaves the reasoning alone
+        forced: wish.choice == ToolChoice::Must && model.reasoning.is_none(),
     };
     for function in tools.iter().map(|tool| &tool["function"]) {
         let name = function["name"].as_str().unwrap_or_default();
@@ -254,143 +251,12 @@ pub(super) fn reading(
     Ok(Some(read))
 }
 
-/// Calls that are held to a grammar.
-#[derive(Debug)]
-pub(in crate::http) struct HeldCalls {
-    functions: Vec<ForcedFunction>,
-    parser: ToolParser,
-    parallel: bool,
-    /// The answer is a call, or what else it may be.
-    otherwise: Allowed,
-    /// The schemas of the arguments, still to be checked.
-    pub(in crate::http) schemas: Vec<Asked>,
-}
-
-#[derive(Debug)]
-enum Allowed {
-    Nothing,
-    Text,
-    Json(Value),
-}
-
-/// The calls that need a grammar: those that have to be, those of strict functions, and those beside an answer that is JSON.
-/// Only then is the answer held to more than the client's own grammar.
-///
-/// # Errors
-/// `BadRequest` about a schema that cannot be one; `BodyTooComplex` or `Overloaded` if there is no memory for it.
-pub(super) fn held(
-    read: Option<&Tools>,
-    tools: &[Value],
-    answer: Option<&Asked>,
-    memory: &mut MemoryShare,
-) -> Result<Option<HeldCalls>, RouteError> {
-    let Some(read) = read else { return Ok(None) };
-    let offered = |tool: &&Value| {
-        tool["function"]["name"].as_str().is_some_and(|name| read.functions.contains_key(name))
-    };
-    let strict = tools.iter().filter(offered).any(|tool| tool["function"]["strict"] == true);
-    let otherwise = match answer {
-        _ if read.forced => Allowed::Nothing,
-        // its calls are JSON as well, and a grammar cannot tell the two apart
-        Some(_) if read.parser == ToolParser::Llama => return Ok(None),
-        Some(answer) => match answer.schema()? {
-            Some(schema) => Allowed::Json(schema),
-            None => return Ok(None), // a text of the client's own form has no calls in it
-        },
-        None if strict => Allowed::Text,
-        None => return Ok(None),
-    };
-    let (parser, parallel) = (read.parser, read.parallel);
-    let (functions, schemas) = (Vec::new(), Vec::new());
-    let mut calls = HeldCalls { functions, parser, parallel, otherwise, schemas };
-    for (i, tool) in tools.iter().enumerate() {
-        let function = &tool["function"];
-        let name = function["name"].as_str().unwrap_or_default();
-        if !read.functions.contains_key(name) {
-            continue;
-        }
-        let at = format!("tools[{i}].function.parameters");
-        let held = read.forced || function["strict"] == true;
-        let parameters = Some(&function["parameters"]).filter(|schema| held && schema.is_object());
-        let parameters = parameters.cloned().unwrap_or_else(|| Value::Object(Map::new()));
-        can_be_written(&parameters, parser, &at)?;
-        let asked = grammar::json(parameters.clone(), at.clone())?;
-        let bytes = 4 * asked.grammar.source.len(); // as values and as text
-        memory.charge(bytes).map_err(|refused| refused.body(Some(at)))?;
-        calls.schemas.push(asked);
-        calls.functions.push(ForcedFunction { name: name.to_owned(), parameters });
-    }
-    Ok(Some(calls))
-}
-
-/// Arguments are an object; and the forms that write them one by one, outside of JSON, cannot write every name.
-fn can_be_written(parameters: &Value, parser: ToolParser, at: &str) -> Result<(), RouteError> {
-    let kind = &parameters["type"];
-    let listed = || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "object"));
-    let object = kind.is_null() || kind == "object" || listed();
-    if !object {
-        let at = format!("{at}.type");
-        return Err(bad(&at, format!("`{at}` must be \"object\": arguments have names")));
-    }
-    let word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    let may_hold: fn(char) -> bool = match parser {
-        ToolParser::Pythonic | ToolParser::Gemma => word,
-        ToolParser::QwenCoder | ToolParser::Glm => {
-            |c| !c.is_control() && !c.is_whitespace() && !matches!(c, '<' | '>')
-        }
-        ToolParser::Hermes
-        | ToolParser::Llama
-        | ToolParser::Mistral
-        | ToolParser::DeepseekV3
-        | ToolParser::DeepseekV31
-        | ToolParser::Kimi
-        | ToolParser::Harmony => return Ok(()),
-    };
-    let mut names =
-        parameters["properties"].as_object().into_iter().flatten().map(|(name, _)| name);
-    let good = |name: &str| (1..=128).contains(&name.len()) && name.chars().all(may_hold);
-    match names.find(|name| !good(name)) {
-        None => Ok(()),
-        Some(name) => {
-            let at = format!("{at}.properties.{}", clip(name));
-            let why = "this model's calls cannot have an argument of this name";
-            Err(bad(&at, format!("`{at}` cannot be followed: {why}")))
-        }
-    }
-}
-
-impl HeldCalls {
-    /// The answer is a call, or text with calls: the grammar knows of reasoning before it.
-    pub(super) fn knows_reasoning(&self) -> bool {
-        !matches!(self.otherwise, Allowed::Json(_))
-    }
-
-    /// What the answer follows from its first token on.
-    ///
-    /// # Errors
-    /// `BadRequest` if the functions are too many for one grammar.
-    pub(in crate::http) fn grammar(
-        &self,
-        engine: &PromptEngine,
-        format: &Format,
-    ) -> Result<Grammar, RouteError> {
-        let (parser, parallel) = (self.parser, self.parallel);
-        let otherwise = match &self.otherwise {
-            Allowed::Nothing => Otherwise::Never,
-            Allowed::Text => Otherwise::Text,
-            Allowed::Json(schema) => Otherwise::Json(schema),
-        };
-        let reasoning_end = format.reasoning_end();
-        let form = CallForm { parser, parallel, reasoning_end, otherwise };
-        let source = call_grammar(&self.functions, form, |token| engine.special_token(token));
-        grammar::made(source, "tools")
-    }
-}
-
 /// The arguments of a function that are no strings.
 fn arguments(parameters: &Value) -> Arguments {
-    let properties = parameters["properties"].as_object().into_iter().flatten();
-    properties.filter_map(|(name, schema)| Some((name.clone(), kind(schema)?))).collect()
+    let resolved =
+        if parameters.get("$ref").is_some() { output::resolved(parameters) } else { None };
+    let all = output::arguments(resolved.as_ref().unwrap_or(parameters));
+    all.iter().filter_map(|one| Some((one.name.to_owned(), kind(one.schema)?))).collect()
 }
 
 /// `None` for strings alone.

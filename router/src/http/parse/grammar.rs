@@ -189,6 +189,14 @@ pub(in crate::http) fn made(source: String, param: &str) -> Result<Grammar, Rout
     Ok(Grammar { kind: GrammarKind::Lark, source: source.into() })
 }
 
+/// The same, to be checked.
+///
+/// # Errors
+/// `BadRequest` if it is too long.
+pub(in crate::http) fn lark(source: String, param: String) -> Result<Asked, RouteError> {
+    Asked::new(GrammarKind::Lark, source, param)
+}
+
 fn check_length(bytes: usize, param: &str) -> Result<(), RouteError> {
     if bytes > MAX_GRAMMAR_BYTES {
         let message = format!("`{param}` is {bytes} bytes long, the limit is {MAX_GRAMMAR_BYTES}");

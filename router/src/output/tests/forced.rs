@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::core::frame::{Grammar, GrammarKind};
-use crate::prompt::ToolParser;
+use crate::prompt::{MistralCalls, ToolParser};
 use crate::request::grammar::{Follower, GrammarTokens};
 
 /// All bytes, an end, and some special tokens.
@@ -75,6 +75,11 @@ fn functions() -> Vec<ForcedFunction> {
     ]
 }
 
+fn form(parser: ToolParser, otherwise: Otherwise<'_>) -> CallForm<'_> {
+    let (mistral, reasoning) = (MistralCalls::Listed, ReasoningFirst::None);
+    CallForm { parser, parallel: true, mistral, reasoning, otherwise }
+}
+
 /// How each form writes a call of `weather`, with these days; and one of `now`.
 fn written(parser: ToolParser, days: &str) -> [String; 2] {
     let arguments = format!(r#"{{"city": "Bonn", "days": {days}, "unit": "C"}}"#);
@@ -124,8 +129,8 @@ fn written(parser: ToolParser, days: &str) -> [String; 2] {
 fn what_follows_the_grammar_is_a_call() {
     let vocabulary = vocabulary();
     for parser in ToolParser::ALL {
-        let reasoning_end = Some("</think>");
-        let form = CallForm { parser, parallel: true, reasoning_end, otherwise: Otherwise::Never };
+        let reasoning = ReasoningFirst::Opened("</think>");
+        let form = CallForm { reasoning, ..form(parser, Otherwise::Never) };
         let source = call_grammar(&functions(), form, special);
         let grammar = Grammar { kind: GrammarKind::Lark, source: source.clone().into() };
         let compiled = vocabulary.compile(&grammar);
@@ -177,7 +182,7 @@ fn several_calls_where_they_are_wanted() {
     for (parallel, allowed) in [(true, true), (false, false)] {
         for parser in [ToolParser::Hermes, ToolParser::Llama] {
             let otherwise = Otherwise::Never;
-            let form = CallForm { parser, parallel, reasoning_end: None, otherwise };
+            let form = CallForm { parallel, ..form(parser, otherwise) };
             let source = call_grammar(&functions(), form, special);
             let grammar = Grammar { kind: GrammarKind::Lark, source: source.into() };
             let [one, two] = written(parser, "3");
@@ -207,7 +212,7 @@ fn calls_in_text_are_held_to_the_schemas_and_text_is_free() {
     let vocabulary = vocabulary();
     for parser in ToolParser::ALL {
         let otherwise = Otherwise::Text;
-        let form = CallForm { parser, parallel: true, reasoning_end: None, otherwise };
+        let form = form(parser, otherwise);
         let source = call_grammar(&functions(), form, special);
         let [good, now] = written(parser, "3");
         let wrong = &written(parser, "\"x\"")[0];
@@ -232,7 +237,7 @@ fn an_answer_is_a_call_or_json() {
     // a call of Llama is JSON, too, and no grammar is made of both
     for parser in ToolParser::ALL.into_iter().filter(|parser| *parser != ToolParser::Llama) {
         let otherwise = Otherwise::Json(&schema);
-        let form = CallForm { parser, parallel: true, reasoning_end: None, otherwise };
+        let form = form(parser, otherwise);
         let source = call_grammar(&functions(), form, special);
         for (text, want) in [
             (&*written(parser, "3")[0], true),
@@ -243,4 +248,160 @@ fn an_answer_is_a_call_or_json() {
             assert_eq!(allows(&vocabulary, &source, text), want, "{parser:?} {text}\n{source}");
         }
     }
+}
+
+/// What `required` holds, in a form that writes arguments one by one, and what not.
+#[test]
+fn references_lengths_and_required_names_are_held_in_every_form() {
+    let vocabulary = vocabulary();
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "child": {"$ref": "#"},
+            "short": {"type": "string", "minLength": 1, "maxLength": 2},
+            "one": {"type": "string", "const": "x"},
+            "same": {"$ref": "#/properties/short"},
+        },
+        "required": ["n"],
+        "additionalProperties": {"type": "integer"},
+    });
+    let functions = [ForcedFunction { name: "f".into(), parameters }];
+    for parser in ToolParser::ALL {
+        let source = call_grammar(&functions, form(parser, Otherwise::Never), special);
+        for (arguments, want) in [
+            (r#"{"n": 1}"#, true),
+            (r#"{"short": "ab", "n": 1}"#, true),
+            (r#"{"child": {"n": 2}, "n": 1}"#, true),
+            (r#"{"one": "x", "same": "é", "n": 1}"#, true),
+            (r#"{"child": {}, "n": 1}"#, false),
+            (r#"{"short": "abc", "n": 1}"#, false),
+            (r#"{"short": "", "n": 1}"#, false),
+            (r#"{"same": "abc", "n": 1}"#, false),
+            (r#"{"one": "y", "n": 1}"#, false),
+            (r#"{"short": "a"}"#, false),
+            (r#"{"n": "x"}"#, false),
+        ] {
+            let text = one_call(parser, arguments);
+            assert_eq!(allows(&vocabulary, &source, &text), want, "{parser:?} {text}\n{source}");
+        }
+    }
+}
+
+/// A call of `f` as a form writes it.
+fn one_call(parser: ToolParser, arguments: &str) -> String {
+    let value: Value = serde_json::from_str(arguments).unwrap();
+    let fields = value.as_object().unwrap();
+    let each = |write: &dyn Fn(&str, &Value) -> String, between: &str| {
+        let mut all: Vec<String> = fields.iter().map(|(key, value)| write(key, value)).collect();
+        if matches!(parser, ToolParser::Pythonic | ToolParser::Gemma) {
+            all.sort_by_key(|one| !one.starts_with('n')); // what is required comes first
+        }
+        all.join(between)
+    };
+    let plain = |key: &str, value: &Value| match value.as_str() {
+        Some(text) if key != "same" => text.to_owned(),
+        _ => spaced(value),
+    };
+    match parser {
+        ToolParser::QwenCoder => format!(
+            "<tool_call>\n<function=f>\n{}</function>\n</tool_call>",
+            each(
+                &|key, value| format!("<parameter={key}>\n{}\n</parameter>\n", plain(key, value)),
+                ""
+            )
+        ),
+        ToolParser::Glm => format!(
+            "<tool_call>f\n{}</tool_call>",
+            each(
+                &|key, value| format!(
+                    "<arg_key>{key}</arg_key>\n<arg_value>{}</arg_value>\n",
+                    plain(key, value)
+                ),
+                ""
+            )
+        ),
+        ToolParser::Pythonic => {
+            format!("[f({})]", each(&|key, value| format!("{key}={}", spaced(value)), ", "))
+        }
+        ToolParser::Gemma => format!(
+            "<|tool_call>call:f{{{}}}<tool_call|>",
+            each(&|key, value| format!("{key}:{}", spaced(value)), ", ")
+        ),
+        ToolParser::Hermes
+        | ToolParser::Llama
+        | ToolParser::Mistral
+        | ToolParser::DeepseekV3
+        | ToolParser::DeepseekV31
+        | ToolParser::Kimi
+        | ToolParser::Harmony => {
+            let [one, _] = written(parser, "3");
+            one.replace(r#"{"city": "Bonn", "days": 3, "unit": "C"}"#, arguments)
+                .replace("weather", "f")
+        }
+    }
+}
+
+/// As the schemas' own white space allows it.
+fn spaced(value: &Value) -> String {
+    value.to_string()
+}
+
+#[test]
+fn calls_of_mistral_stand_as_the_template_writes_them() {
+    let vocabulary = vocabulary();
+    let listed = r#"[TOOL_CALLS][{"name": "now", "arguments": {}}]"#;
+    let named = "[TOOL_CALLS]now[ARGS]{}";
+    let with_id = "[TOOL_CALLS]now[CALL_ID]abcdefgh9[ARGS]{}";
+    let all = [listed, named, with_id];
+    for (mistral, right) in [
+        (MistralCalls::Listed, listed),
+        (MistralCalls::Named, named),
+        (MistralCalls::NamedWithId, with_id),
+    ] {
+        for otherwise in [Otherwise::Never, Otherwise::Text] {
+            let form = CallForm { mistral, ..form(ToolParser::Mistral, otherwise) };
+            let source = call_grammar(&functions(), form, special);
+            for text in all {
+                let allowed = allows(&vocabulary, &source, text);
+                assert_eq!(allowed, text == right, "{mistral:?} {text}\n{source}");
+            }
+            if right != listed {
+                let two = format!("{right}{right}");
+                assert!(allows(&vocabulary, &source, &two), "{mistral:?} {two}\n{source}");
+            }
+        }
+    }
+}
+
+/// Behind reasoning there may be white space; gpt-oss may think in messages first.
+#[test]
+fn a_call_that_has_to_be_may_stand_behind_reasoning() {
+    let vocabulary = vocabulary();
+    for parser in ToolParser::ALL {
+        let form = CallForm { reasoning: ReasoningFirst::Passed, ..form(parser, Otherwise::Never) };
+        let source = call_grammar(&functions(), form, special);
+        let [_, now] = written(parser, "3");
+        for (before, want) in
+            [("", true), ("\n\n", true), ("x", false), ("\n\n\n\n\n\n\n\n\n", false)]
+        {
+            let text = format!("{before}{now}");
+            assert_eq!(allows(&vocabulary, &source, &text), want, "{parser:?} {text:?}");
+        }
+    }
+    let reasoning = ReasoningFirst::Analysis;
+    let form = CallForm { reasoning, ..form(ToolParser::Harmony, Otherwise::Never) };
+    let source = call_grammar(&functions(), form, special);
+    let [_, now] = written(ToolParser::Harmony, "3");
+    let thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant";
+    for (text, want) in [
+        (now.clone(), true),
+        (format!("{thought}{now}"), true),
+        (format!("{thought}{thought}{now}"), true),
+        (thought.to_owned(), false),
+        (format!("{}{now}", thought.replace("analysis", "final")), false),
+    ] {
+        assert_eq!(allows(&vocabulary, &source, &text), want, "{text}\n{source}");
+    }
+    let source = call_grammar(&functions(), form, |_| None);
+    assert!(!source.contains("analysis"), "text could hold what ends it");
 }

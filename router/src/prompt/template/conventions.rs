@@ -9,12 +9,26 @@ pub struct Conventions {
     pub knows_tools: bool,
     /// How it writes calls, where that is a way known here.
     pub tools: Option<ToolParser>,
+    /// How it writes calls of Mistral's form.
+    pub mistral: MistralCalls,
     /// How it marks reasoning, where it does.
     pub reasoning: Option<ReasoningParser>,
     /// It reads `reasoning_effort`.
     pub knows_effort: bool,
     /// The variable that switches reasoning on and off.
     pub switch: Option<&'static str>,
+}
+
+/// How calls stand behind `[TOOL_CALLS]`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MistralCalls {
+    /// `[{"name": .., "arguments": {..}}]`.
+    #[default]
+    Listed,
+    /// `name[ARGS]{..}`.
+    Named,
+    /// `name[CALL_ID]id[ARGS]{..}`.
+    NamedWithId,
 }
 
 /// The first line all of whose texts stand in a template names its way to write calls. What is more special comes first.
@@ -50,7 +64,8 @@ impl Conventions {
     }
 
     /// Of the source of a template.
-    pub(crate) fn of(template: &str) -> Self {
+    #[must_use]
+    pub fn of(template: &str) -> Self {
         let calls =
             CALLS.iter().find(|(texts, _)| texts.iter().all(|text| template.contains(text)));
         let reasoning = REASONING.iter().find(|(text, _)| template.contains(text));
@@ -59,6 +74,11 @@ impl Conventions {
         let knows_tools = names(template, "tools");
         Self {
             knows_tools,
+            mistral: match (template.contains("[ARGS]"), template.contains("[CALL_ID]")) {
+                (true, true) => MistralCalls::NamedWithId,
+                (true, false) => MistralCalls::Named,
+                (false, _) => MistralCalls::Listed,
+            },
             tools: calls.filter(|_| knows_tools).map(|(_, parser)| *parser),
             reasoning: reasoning.map(|(_, parser)| *parser),
             knows_effort: names(template, "reasoning_effort"),
@@ -121,6 +141,13 @@ mod tests {
             let got = of(written);
             assert_eq!((got.tools, got.reasoning), (tools, reasoning), "{written}");
             assert!(got.knows_tools);
+        }
+        for (written, calls) in [
+            ("[TOOL_CALLS] [{", MistralCalls::Listed),
+            ("[TOOL_CALLS]' + name + '[ARGS]", MistralCalls::Named),
+            ("[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]", MistralCalls::NamedWithId),
+        ] {
+            assert_eq!(of(written).mistral, calls, "{written}");
         }
         assert_eq!(Conventions::of("<tool_call> {{ messages }}"), Conventions::default());
         let effort = Conventions::of("{{ reasoning_effort }}{% if enable_thinking %}");

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value};
 
 use super::compile::{GrammarError, compile_schema};
+use super::endless::endless;
 use super::vocabulary::GrammarTokens;
 
 /// Keywords that are enforced.
@@ -71,6 +72,10 @@ const SEARCH: Duration = Duration::from_millis(200);
 /// grammars keep each to some 20 ms.
 const SURELY_TRIED: usize = 8;
 
+/// Why a schema is refused that `endless` names a place of.
+const ENDLESS: &str =
+    "each value that fits holds another one that has to fit, so that none has an end";
+
 /// A schema that cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchemaError {
@@ -86,6 +91,9 @@ pub struct SchemaError {
 /// Where the first keyword stands that is not enforced, or the innermost schema that cannot be compiled.
 pub fn check_schema(schema: &Value) -> Result<(), SchemaError> {
     check_keywords(schema, &mut String::new())?;
+    if let Some(path) = endless(schema) {
+        return Err(SchemaError { path, message: ENDLESS.to_owned() });
+    }
     match compile_schema(GrammarTokens::of_bytes(), schema.clone()) {
         Ok(_) => Ok(()),
         Err(error) => Err(place_of(error, schema, Instant::now() + SEARCH)),

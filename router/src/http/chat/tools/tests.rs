@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::limits::memory::MemoryPool;
+use crate::prompt::{Conventions, ToolParser};
 
 fn tool(name: &str) -> Value {
     json!({"type": "function", "function": {"name": name}})
@@ -122,6 +123,10 @@ fn arguments_have_the_kinds_of_their_schemas() {
     ] {
         assert_eq!(kind(&schema), want, "{schema}");
     }
+    let schema = json!({"$ref": "#/$defs/x", "$defs": {"x": {"required": ["b", "c"],
+        "properties": {"a": {}, "c": {"type": "string"}}}}});
+    let kinds = arguments(&schema);
+    assert_eq!((kinds.len(), kinds["a"], kinds["b"]), (2, ArgumentKind::Json, ArgumentKind::Json));
 }
 
 #[test]
@@ -129,32 +134,11 @@ fn a_model_whose_calls_nobody_knows_gets_no_tools() {
     let mut memory = MemoryPool::private(1 << 20).share();
     let (wish, tools) = wish(json!({"tools": [tool("f")]})).unwrap();
     let tools = tools.unwrap();
-    let mut read = |model: Conventions| reading(&wish, &tools, &model, &mut memory);
+    let mut read = |conventions: Conventions| {
+        reading(&wish, &tools, &ModelFacts { conventions, ..ModelFacts::default() }, &mut memory)
+    };
     assert!(read(Conventions { knows_tools: true, ..Conventions::default() }).is_err());
     let hermes = read(Conventions::default()).unwrap().unwrap();
     assert_eq!(hermes.parser, ToolParser::Hermes);
     assert!(hermes.functions.contains_key("f") && hermes.parallel && !hermes.forced);
-}
-
-#[test]
-fn arguments_that_the_form_of_calls_cannot_write_are_named() {
-    let check = |parameters: Value, parser| match can_be_written(&parameters, parser, "p") {
-        Ok(()) => None,
-        Err(RouteError::BadRequest { param, .. }) => param,
-        Err(error) => panic!("{error}"),
-    };
-    for parser in ToolParser::ALL {
-        assert_eq!(check(json!({"type": "string"}), parser).as_deref(), Some("p.type"));
-        for good in
-            [json!({}), json!({"type": ["object", "null"]}), json!({"properties": {"a_b": {}}})]
-        {
-            assert_eq!(check(good, parser), None);
-        }
-        let odd = check(json!({"type": "object", "properties": {"a>b": {}}}), parser);
-        let one_by_one = matches!(
-            parser,
-            ToolParser::QwenCoder | ToolParser::Glm | ToolParser::Pythonic | ToolParser::Gemma
-        );
-        assert_eq!(odd.as_deref(), one_by_one.then_some("p.properties.a>b"));
-    }
 }
