@@ -70,6 +70,7 @@ class NoModel:
     ahead_on: torch.device | None = None
     drafts = True
     draft_token_ids: NDArray[np.int32] | None = None
+    pooled_width = 0
 
     def __init__(self, *, right: bool, rows: int, vocabulary: int = VOCAB) -> None:
         self.vocab_size = vocabulary
@@ -98,6 +99,9 @@ class NoModel:
 
     def draft(self, batch: DraftBatch) -> torch.Tensor:
         return self._guesses[: len(batch.logit_rows)]
+
+    def pooled(self) -> torch.Tensor:
+        raise AssertionError("no prompt is pooled here")
 
     def fence(self) -> Fence | None:
         return None

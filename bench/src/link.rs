@@ -72,6 +72,7 @@ pub(crate) async fn run(args: &LinkArgs) -> anyhow::Result<Report> {
             kv_from: None,
             resume: None,
             kv_transfer: None,
+            pooling: None,
         };
         let started = Instant::now();
         writer.push(&Frame::Submit(submit))?;

@@ -406,6 +406,11 @@ impl Program {
         self.0.keep_hidden(x.0).map_err(value_error)
     }
 
+    #[pyo3(signature = (x, weight=None, eps=0.0))]
+    fn pool_rows(&mut self, x: &Value, weight: Option<Vec<f32>>, eps: f32) -> PyResult<()> {
+        self.0.pool_rows(x.0, weight.map(|weight| (weight, eps))).map_err(value_error)
+    }
+
     fn hidden(&mut self) -> PyResult<Value> {
         recorded(self.0.hidden())
     }
@@ -425,6 +430,11 @@ impl Program {
     }
 
     #[getter]
+    fn pooled_width(&self) -> usize {
+        self.0.pooled_width()
+    }
+
+    #[getter]
     fn block_bytes(&self) -> usize {
         self.0.block_bytes()
     }
@@ -436,7 +446,8 @@ impl Program {
 
     #[pyo3(signature = (*, tokens, positions, slots, seq_starts, context_lens, block_tables,
                         logit_rows, kv, out, kept=None, hidden=None, hidden_from=None,
-                        first_keys=None, progress=None, layers_per_group=1))]
+                        first_keys=None, progress=None, layers_per_group=1, pool_rows=None,
+                        pooled=None))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn run(
@@ -457,6 +468,8 @@ impl Program {
         first_keys: Option<PyReadonlyArray1<'_, i32>>,
         progress: Option<Py<PyAny>>,
         layers_per_group: usize,
+        pool_rows: Option<PyReadonlyArray1<'_, i32>>,
+        mut pooled: Option<PyReadwriteArray2<'_, f32>>,
     ) -> PyResult<()> {
         let draft = match (&hidden_from, &first_keys) {
             (None, None) => None,
@@ -475,10 +488,12 @@ impl Program {
             context_lens: context_lens.as_slice()?,
             block_tables: block_tables.as_slice()?,
             logit_rows: logit_rows.as_slice()?,
+            pool_rows: pool_rows.as_ref().map_or(Ok(&[][..]), |rows| rows.as_slice())?,
             draft,
         };
         let kept = kept.as_mut().map_or(Ok(&mut [][..]), |kept| kept.as_slice_mut())?;
-        let to = Outputs { kv: kv.as_slice_mut()?, out: out.as_slice_mut()?, kept };
+        let pooled = pooled.as_mut().map_or(Ok(&mut [][..]), |pooled| pooled.as_slice_mut())?;
+        let to = Outputs { kv: kv.as_slice_mut()?, out: out.as_slice_mut()?, kept, pooled };
         if layers_per_group == 0 {
             return Err(PyValueError::new_err("layers_per_group is 0; it is at least 1"));
         }

@@ -38,6 +38,8 @@ class Batch:
     # not know
     # yet. Only for models that run ahead of the host
     newest: torch.Tensor | None = None
+    # [m], rows whose hidden states are wanted as the head reads them; None: of no row
+    pool_rows: NDArray[np.int32] | None = None
 
     @property
     def rows(self) -> int:

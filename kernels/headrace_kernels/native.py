@@ -62,6 +62,7 @@ class NativeBackend:
         self._kv: Floats | None = None
         # What the last main pass and the last draft pass kept for draft passes.
         self._hidden = self._drafted = np.empty((0, _tail(attention)), np.float32)
+        self._pooled = np.empty((0, 0), np.float32)
 
     def _program(self) -> _core.Program:
         a = self._attention
@@ -206,6 +207,10 @@ class NativeBackend:
             memfd=self._memory.memfd,
         )
 
+    @property
+    def pooled(self) -> torch.Tensor:
+        return torch.from_numpy(self._pooled)
+
     def fence(self) -> None:
         """A step is done when it returns."""
 
@@ -215,6 +220,10 @@ class NativeBackend:
         def run(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
             kept = recorded.kept_rows(batch)
             step = partial(recorded.run, batch, self._kv, kept=kept)
+            if batch.pool_rows is not None:
+                pooled = recorded.pooled_rows(batch.pool_rows)
+                step = partial(step, pool_rows=batch.pool_rows, pooled=pooled)
+                self._pooled = pooled
             if progress is None:
                 out = step()
             else:
@@ -288,6 +297,9 @@ class _Recorded:
         """Room for what a run keeps. A chained pass reads what the one before kept, so each has its own."""
         width = self._program.kept_width
         return np.empty((batch.rows, width), np.float32) if width else None
+
+    def pooled_rows(self, rows: NDArray[np.int32]) -> Floats:
+        return np.empty((len(rows), self._program.pooled_width), np.float32)
 
     def run(self, batch: Batch, kv: Floats | None, **others: Any) -> torch.Tensor:
         assert kv is not None, "allocate_kv comes first"

@@ -162,6 +162,10 @@ class RowStep(Protocol):
         """The rows whose logits the batch wants."""
         ...
 
+    def pool_rows(self, x: Value, weight: Vector | None = None, eps: float = 0.0) -> None:
+        """Keep `Batch.pool_rows` of `x`, normed where there is a weight, for `Store.pooled`."""
+        ...
+
 
 class ForwardPass(RowStep, Protocol):
     """One forward pass. Each operation returns a new value; only the cache is changed."""
@@ -260,6 +264,11 @@ class Store(Protocol):
 
     def kv_pool(self) -> KvPool:
         """Where the cache is, after `allocate_kv`."""
+        ...
+
+    @property
+    def pooled(self) -> torch.Tensor:
+        """What the last main pass kept of the rows that its batch pools, float32; valid until the next one."""
         ...
 
     def fence(self) -> Fence | None:

@@ -286,7 +286,7 @@ class TorchMlaStep(TorchValues):
     def __init__(
         self, backend: TorchMlaBackend, batch: Batch, progress: Progress | None = None
     ) -> None:
-        super().__init__(batch, backend.device, backend.kernels.base)
+        super().__init__(batch, backend, backend.kernels.base)
         self._backend = backend
         self._progress = progress
         self._tables = self._here(batch.block_tables)

@@ -84,6 +84,7 @@ class TorchWeights:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.dtype_name = dtype
         self.keeps_fp8 = False  # until such a weight comes
+        self.pooled = torch.empty(0, 0)  # of the last pass that pools rows
 
     def matrix(
         self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None
@@ -195,13 +196,17 @@ def region(part: torch.Tensor) -> KvRegion:
 class TorchValues:
     """The operations of a `ForwardPass` that need no cache, computed at once."""
 
-    def __init__(self, batch: Batch, device: torch.device, kernels: Kernels) -> None:
+    def __init__(self, batch: Batch, weights: TorchWeights, kernels: Kernels) -> None:
+        device = weights.device
+        self._weights = weights
         self._kernels = kernels
         self._tokens = upload(batch.tokens, device)
         if batch.newest is not None:
             of_batch_row = batch.newest[(-1 - self._tokens).clamp(min=0)]
             self._tokens = torch.where(self._tokens < 0, of_batch_row, self._tokens)
         self._logit_rows = upload(batch.logit_rows, device)
+        pools = batch.pool_rows
+        self._pool_rows = None if pools is None else upload(pools, device)
 
     def embed(self, table: torch.Tensor) -> torch.Tensor:
         return table[self._tokens]
@@ -225,12 +230,21 @@ class TorchValues:
     def wanted_rows(self, x: torch.Tensor) -> torch.Tensor:
         return x[self._logit_rows]
 
+    def pool_rows(
+        self, x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 0.0
+    ) -> None:
+        if self._pool_rows is None:
+            return
+        rows = x[self._pool_rows]
+        rows = rows if weight is None else self.rms_norm(rows, weight, eps)
+        self._weights.pooled = rows.float()
+
 
 class TorchStep(TorchValues):
     """A `ForwardPass` that computes at once."""
 
     def __init__(self, backend: TorchBackend, batch: Batch, progress: Progress | None) -> None:
-        super().__init__(batch, backend.device, backend.kernels)
+        super().__init__(batch, backend, backend.kernels)
         self._backend = backend
         self._progress = progress
         device = backend.device

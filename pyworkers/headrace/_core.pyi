@@ -948,6 +948,9 @@ class Program:
     def concat(self, a: Value, b: Value) -> Value: ...
     def wanted_rows(self, x: Value) -> Value: ...
     def keep_hidden(self, x: Value) -> None: ...
+    def pool_rows(self, x: Value, weight: Sequence[float] | None = None, eps: float = 0.0) -> None:
+        """Give the rows that a step pools to who runs it, normed where there is a weight."""
+
     def hidden(self) -> Value:
         """Rows that another program kept. A program with it is a draft pass."""
 
@@ -961,6 +964,10 @@ class Program:
     @property
     def kept_width(self) -> int:
         """Floats of each row that `keep_hidden` keeps; 0 where it does not."""
+
+    @property
+    def pooled_width(self) -> int:
+        """Floats of each row that `pool_rows` gives; 0 where it gives none."""
 
     @property
     def block_bytes(self) -> int:
@@ -988,6 +995,8 @@ class Program:
         first_keys: NDArray[np.int32] | None = None,
         progress: Callable[[int], object] | None = None,
         layers_per_group: int = 1,
+        pool_rows: NDArray[np.int32] | None = None,
+        pooled: NDArray[np.float32] | None = None,
     ) -> None:
         """Compute one step (`Batch` explains the arrays) with the GIL released.
 
@@ -996,6 +1005,6 @@ class Program:
 
         `kv` is whole blocks of `block_bytes`; `out` is `[len(logit_rows), width]`, `kept` is
         `[len(tokens), kept_width]`, which another array of it can be `hidden` of a draft pass
-        (`DraftBatch` explains its two fields). A step that does not
+        (`DraftBatch` explains its two fields), `pooled` is `[len(pool_rows), pooled_width]`. A step that does not
         fit together, or does not fit the cache, raises ValueError and changes nothing.
         """

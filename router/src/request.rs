@@ -8,7 +8,7 @@ mod request_trace;
 
 use std::sync::Arc;
 
-use crate::core::frame::{Ranked, Sampling};
+use crate::core::frame::{Pooling, Ranked, Sampling};
 use crate::limits::memory::MemoryShare;
 use crate::limits::shares::{Account, Holder};
 use crate::prompt::{Prompt, StopStrings};
@@ -59,6 +59,8 @@ pub struct Job {
     pub returns_ids: bool,
     /// The log-probabilities of the prompt stand apart from those of the answer.
     pub scores_prompt: bool,
+    /// The prompt as a vector is all that is wanted; `max_tokens` is 0 then.
+    pub pooling: Option<Pooling>,
 }
 
 /// How much of a prompt is kept, of its end.
@@ -97,6 +99,8 @@ pub struct Delta {
     pub ids: Option<Vec<u32>>,
     /// Ids of the prompt, where ids were asked for; on the first delta of a choice.
     pub prompt_ids: Option<Arc<Vec<u32>>>,
+    /// The prompt as a vector, where that was asked for: f32 little-endian, as wide as the model.
+    pub pooled: Option<Vec<u8>>,
     /// Set on the last delta of a choice.
     pub finish: Option<FinishReason>,
     /// The stop string that ended the choice; on the last delta.

@@ -88,4 +88,4 @@ async def test_another_protocol_is_refused_with_both_numbers(open_to_all: _core.
         with pytest.raises(Refused) as caught:
             await link_to(open_to_all, None, hello).connect()
     refused = caught.value
-    assert (refused.field, refused.expected, refused.got) == ("protocol", "4", "9")
+    assert (refused.field, refused.expected, refused.got) == ("protocol", str(frames.PROTOCOL), "9")

@@ -41,6 +41,7 @@ from headrace.wire.frames import (
     OtherVersion,
     Output,
     Ping,
+    Pooling,
     Prove,
     Ranked,
     Reasoning,
@@ -75,7 +76,7 @@ INTEGERS = {
 
 FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v2", 16)
 HELLO = Hello(
-    4, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
+    5, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
     Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)), dtype="bfloat16",
 )  # fmt: skip
 STEP = Step(1, 12.5, 0, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0), [])
@@ -96,9 +97,9 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
             kv_block_bytes=1 << 20,
         ),
         "extreme": Hello(
-            4, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
+            5, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
             Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32, U64, UNICODE), [""], b"",
-            StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200,
+            StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200, [UNICODE], U32,
         ),
         "with lower tiers and a prior": dataclasses.replace(
             HELLO,
@@ -144,6 +145,9 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
             STEP, outputs=[Output(1, [11, 12], LOGPROBS, None, 0, LOGPROBS), Output(2, [5], [], None, None, [])]
         ),
         "a rank that waited": dataclasses.replace(STEP, waited_us=3_500),
+        "pooled prompts": dataclasses.replace(
+            STEP, outputs=[Output(1, [], None, "length", 16, pooled=BYTES_256), Output(2, [], pooled=b"")]
+        ),
         "40 outputs": dataclasses.replace(
             STEP, decode_rows=40, outputs=[Output(n, [n * 1000]) for n in range(40)]
         ),
@@ -188,11 +192,11 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
 }  # fmt: skip
 FROM_ROUTER: dict[str, dict[str, Frame]] = {
     "welcome": {
-        "without a secret": Welcome(4, "router-1", 1000, b"", b"", BYTES_256[:32]),
-        "with a secret": Welcome(4, "router-1", 1000, BYTES_256[:16], BYTES_256[16:48], b""),
+        "without a secret": Welcome(5, "router-1", 1000, b"", b"", BYTES_256[:32]),
+        "with a secret": Welcome(5, "router-1", 1000, BYTES_256[:16], BYTES_256[16:48], b""),
     },
     "other_version": {
-        "an older worker": OtherVersion("protocol", "4", "3", "update the worker"),
+        "an older worker": OtherVersion("protocol", "5", "4", "update the worker"),
         "text": OtherVersion("", UNICODE, "", "é" * 16),
     },
     "submit": {
@@ -215,6 +219,10 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
         ),
         "prefill leg": dataclasses.replace(SUBMIT, kv_transfer=KvTransfer(30_000)),
         "decode leg": dataclasses.replace(SUBMIT, kv_from=KvFrom("prefill-0", ["shm:1", "tcp:127.0.0.1:9000"], 2000)),
+        **{
+            f"pooling {pooling}": dataclasses.replace(SUBMIT, max_tokens=0, pooling=pooling)
+            for pooling in Pooling
+        },
         **{f"priority {n}": dataclasses.replace(SUBMIT, priority=n) for n in (127, -1, -32, -33)},
     },
     "describe": {"usual": Describe("t-02/c-03")},
@@ -327,19 +335,20 @@ def invalid() -> list[dict[str, str]]:
         ("a hello of version 1", b"\x9e\x01\x01" + b"\xa1x" * 12, "version", ""),
         ("a hello of version 2", b"\x9f\x01\x02" + b"\xa1x" * 13, "version", ""),
         ("a hello of version 3", b"\x9f\x01\x03" + b"\xa1x" * 13, "version", ""),
+        ("a hello of version 4", b"\xdc\x00\x10\x01\x04" + b"\xa1x" * 14, "version", ""),
         ("a hello of a later version", b"\x93\x01\xcd\xff\xff\x90", "version", ""),
         ("a hello without a version", b"\x91\x01", "malformed", "hello"),
-        ("a version in words", b"\xdc\x00\x10\x01\xa12" + b"\xa1x" * 14, "malformed", "hello.protocol"),
+        ("a version in words", b"\xdc\x00\x11\x01\xa12" + b"\xa1x" * 15, "malformed", "hello.protocol"),
         (
             "a version of 17 bits",
-            b"\xdc\x00\x10\x01\xce\x00\x01\x00\x00" + b"\xa1x" * 14,
+            b"\xdc\x00\x11\x01\xce\x00\x01\x00\x00" + b"\xa1x" * 15,
             "malformed",
             "hello.protocol",
         ),
-        ("a version below zero", b"\xdc\x00\x10\x01\xff" + b"\xa1x" * 14, "malformed", "hello.protocol"),
+        ("a version below zero", b"\xdc\x00\x11\x01\xff" + b"\xa1x" * 15, "malformed", "hello.protocol"),
         (
-            "a hello without its aliases",
-            swap(hello, b"\xdc\x00\x10\x01\x04", b"\x9f\x01\x04")[:-1],
+            "a hello without the width of its vectors",
+            swap(hello, b"\xdc\x00\x11\x01\x05", b"\xdc\x00\x10\x01\x05")[:-1],
             "malformed",
             "hello",
         ),
@@ -355,7 +364,8 @@ def invalid() -> list[dict[str, str]]:
             "malformed",
             "submit.sampling.limits.lengths",
         ),
-        ("aliases by number", hello[:-1] + b"\x01", "malformed", "hello.aliases"),
+        ("aliases by number", hello[:-2] + b"\x01\x00", "malformed", "hello.aliases"),
+        ("a width of 33 bits", hello[:-1] + hour, "malformed", "hello.pooled_width"),
         ("dtype by number", swap(hello, b"\xa8bfloat16", b"\x10"), "malformed", "hello.dtype"),
         ("dtype of nothing", swap(hello, b"\xa8bfloat16", b"\xc0"), "malformed", "hello.dtype"),
         ("dtype of 4 GB", swap(hello, b"\xa8bfloat16", b"\xdb\xff\xff\xff\xff"), "truncated", ""),
@@ -377,28 +387,36 @@ def invalid() -> list[dict[str, str]]:
         ("map for outputs", step[:-1] + b"\x80", "malformed", ""),
         (
             "bool among ids",
-            step[:-1] + b"\x91\x98\x01\x92\x05\xc2\xc0\xc0\xc0\xc0\x00\x00",
+            step[:-1] + b"\x91\x99\x01\x92\x05\xc2\xc0\xc0\xc0\xc0\x00\x00\xc0",
             "malformed",
             "step.outputs[0].ids[1]",
         ),
         (
             "unknown finish",
-            step[:-1] + b"\x91\x98\x01\x90\xc0\xa4done\xc0\xc0\x00\x00",
+            step[:-1] + b"\x91\x99\x01\x90\xc0\xa4done\xc0\xc0\x00\x00\xc0",
             "malformed",
             "step.outputs[0].finish",
         ),
         (
             "output of the version before",
-            step[:-1] + b"\x91\x96\x01\x92\x05\x06\xc0\xc0\xc0\xc0",
+            step[:-1] + b"\x91\x98\x01\x92\x05\x06\xc0\xc0\xc0\xc0\x00\x00",
             "malformed",
             "step.outputs[0]",
         ),
         (
             "accepted by text",
-            step[:-1] + b"\x91\x98\x01\x90\xc0\xc0\xc0\xc0\x00\xa11",
+            step[:-1] + b"\x91\x99\x01\x90\xc0\xc0\xc0\xc0\x00\xa11\xc0",
             "malformed",
             "step.outputs[0].accepted",
         ),
+        (
+            "a vector of numbers",
+            step[:-1] + b"\x91\x99\x01\x90\xc0\xa6length\xc0\xc0\x00\x00\x91\x01",
+            "malformed",
+            "step.outputs[0].pooled",
+        ),
+        ("pooling that is not known", submit[:-1] + b"\xa3max", "malformed", "submit.pooling"),
+        ("submit of version 4", submit[:1].replace(b"\x9d", b"\x9c") + submit[1:-1], "malformed", "submit"),
         ("priority beyond 8 bits", swap(submit, b"\xc0\x00\xc4", b"\xc0\xcc\x80\xc4"), "malformed", "submit.priority"),
         ("ticket over 256 bytes", b"\x94\x07\x07\xc5\x01\x01" + bytes(257) + b"\x05", "malformed", "kv_ready.ticket"),
         ("ticket to pass on over 256 bytes", b"\x93\x28\x07\xc5\x01\x01" + bytes(257), "malformed", "ticket.ticket"),
@@ -457,8 +475,8 @@ def invalid() -> list[dict[str, str]]:
         ("fetch without offsets", swap(fetch, b"\x92\x00\x07", b"\x90"), "malformed", "fetch.offset"),
         ("fetch of a name and a byte", swap(fetch, b"\xc4\x20", b"\xc4\x21\x00"), "malformed", "fetch.names"),
         ("fetch from nobody", swap(fetch, kv_from, b"\xc0"), "malformed", "fetch.kv_from"),
-        ("KV transfer by number", submit[:-1] + b"\x05", "malformed", "submit.kv_transfer"),
-        ("KV transfer without its lease", submit[:-1] + b"\x90", "malformed", "submit.kv_transfer"),
+        ("KV transfer by number", submit[:-2] + b"\x05\xc0", "malformed", "submit.kv_transfer"),
+        ("KV transfer without its lease", submit[:-2] + b"\x90\xc0", "malformed", "submit.kv_transfer"),
         ("drain of the version before", b"\x92\x25\x05", "malformed", "drain"),
         ("grammar totals of one less", b"\x97\x0e" + grammars[2:-1], "malformed", "grammar_totals"),
         ("masks below zero", swap(grammars, b"\x0e\xcd\x04\xb0", b"\x0e\xff"), "malformed", "grammar_totals.masks"),

@@ -41,6 +41,7 @@ fn step() -> Frame {
         prompt_logprobs: None,
         drafted: 2,
         accepted: 1,
+        pooled: None,
     };
     Frame::Step(Step {
         step: 1,
@@ -65,6 +66,9 @@ fn by_serde(frame: &Frame) -> Vec<u8> {
         // one more in the array: the type
         if bytes[0] == 0x9f {
             bytes.splice(..1, [0xdc, 0, 16, number]); // which counts up to 15 in its first byte
+        } else if bytes[0] == 0xdc {
+            bytes[2] += 1;
+            bytes.insert(3, number);
         } else {
             bytes[0] += 1;
             bytes.insert(1, number);
@@ -236,7 +240,7 @@ fn errors_name_the_place_inside_nested_fields() {
         with(ids + 8, b'x'),
         "step.outputs[0].finish: expected stop, length or cancelled, got \"xtop\""
     );
-    assert_eq!(with(ids - 2, 0x95), "step.outputs[0]: expected 8 fields, got 5");
+    assert_eq!(with(ids - 2, 0x95), "step.outputs[0]: expected 9 fields, got 5");
 }
 
 #[test]
@@ -284,6 +288,7 @@ fn hello() -> Hello {
         kv_block_bytes: 0,
         dtype: String::new(),
         aliases: Vec::new(),
+        pooled_width: 576,
     }
 }
 

@@ -12,6 +12,7 @@ mod contents;
 mod logprobs;
 mod migration;
 mod plan;
+mod pooled;
 mod sequence;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -26,6 +27,7 @@ use headrace_router::core::frame::{
 pub(crate) use self::logprobs::Scores;
 pub(crate) use self::migration::{Export, Progress, Pull};
 use self::plan::Counts;
+pub(crate) use self::pooled::{Pooled, WIDTH as POOLED_WIDTH};
 use self::sequence::{Sequence, Stage, Work};
 use super::model::script::ScriptedAnswer;
 use super::pool::BlockPool;
@@ -75,6 +77,8 @@ pub(crate) struct Leg {
     pub(crate) scores: Scores,
     /// The answer, where it was written beforehand; `max_tokens` is no more than what is left of it.
     pub(crate) scripted: Option<ScriptedAnswer>,
+    /// The prompt as a vector, in place of an answer; `max_tokens` is 1 then.
+    pub(crate) pooled: Option<Pooled>,
 }
 
 /// What came of a step, in the order in which it is to be sent.
@@ -306,7 +310,9 @@ impl Engine {
             accepted += new - 1;
             let (seed, vocab) = (sequence.leg.seed, self.config.vocab);
             let first = sequence.generated - new + sequence.leg.resumed;
+            let pooled = sequence.leg.pooled.as_ref().map(Pooled::bytes);
             let ids = match &sequence.leg.scripted {
+                _ if pooled.is_some() => Vec::new(),
                 Some(answer) => answer.tokens(first, new),
                 None => (first..first + new).map(|at| token(seed, at, vocab)).collect(),
             };
@@ -323,6 +329,7 @@ impl Engine {
                 prompt_logprobs,
                 drafted: if decodes { self.drafts().max(new - 1) } else { 0 },
                 accepted: new - 1,
+                pooled,
             });
             sequence.has_spoken = true;
             if ended {

@@ -330,6 +330,7 @@ impl ByHand {
             kv_from: None,
             resume: None,
             kv_transfer: None,
+            pooling: None,
         }))
         .await;
         let mut events = Vec::new();

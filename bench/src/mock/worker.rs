@@ -15,7 +15,7 @@ use tokio::sync::{Notify, broadcast, oneshot};
 use tokio::time::sleep;
 
 use super::clock::Clock;
-use super::engine::{Engine, EngineConfig, StepResult};
+use super::engine::{Engine, EngineConfig, POOLED_WIDTH, StepResult};
 use super::exchange::Exchange;
 use super::fault::{Fault, Health, Mischief};
 use super::greeting::Refused;
@@ -267,6 +267,7 @@ impl Worker {
             kv_block_bytes: fleet.kv_block_bytes,
             dtype: "mock".into(),
             aliases: Vec::new(),
+            pooled_width: POOLED_WIDTH,
         }
     }
 

@@ -158,6 +158,7 @@ impl SimWorker {
             kv_block_bytes: self.kv_block_bytes,
             dtype: "sim".into(),
             aliases: Vec::new(),
+            pooled_width: 0,
         }
     }
 

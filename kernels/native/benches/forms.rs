@@ -141,6 +141,7 @@ fn decode_ms(program: &mut Program, rows: usize) -> Result<f64, Box<dyn std::err
         context_lens: &vec![end; rows],
         block_tables: &block_tables,
         logit_rows: &(0..rows as i32).collect::<Vec<_>>(),
+        pool_rows: &[],
         draft: None,
     };
     // The system counts a thread's time in ticks of some ms, so runs of steps are timed.
@@ -149,7 +150,7 @@ fn decode_ms(program: &mut Program, rows: usize) -> Result<f64, Box<dyn std::err
         let start = cpu_ms();
         let mut steps = 0.0;
         let took = loop {
-            let to = Outputs { kv: &mut kv, out: &mut out, kept: &mut [] };
+            let to = Outputs { kv: &mut kv, out: &mut out, kept: &mut [], pooled: &mut [] };
             program.run(&step, to, &mut |_| {})?;
             steps += 1.0;
             let took = cpu_ms() - start;

@@ -32,6 +32,7 @@ pub(crate) enum Op {
     WantedRows { x: Value },
     KeepHidden { x: Value },
     Hidden,
+    PoolRows { x: Value, norm: Option<(Vec<f32>, f32)> },
 }
 
 impl Op {
@@ -47,6 +48,7 @@ impl Op {
             | Self::WantedRows { x }
             | Self::Columns { x, .. }
             | Self::KeepHidden { x }
+            | Self::PoolRows { x, .. }
             | Self::RopeAndStoreKv { qkv: x, .. }
             | Self::PagedAttention { qkv: x, .. }
             | Self::MlaAttention { q: x, .. } => [Some(*x), None],

@@ -267,6 +267,23 @@ impl Program {
         Ok(self.push(Op::Hidden, width, false))
     }
 
+    /// Gives the rows of `x` that a step pools to who runs the program; with `norm`, [`crate::rows::rms_norm`] of them.
+    /// # Errors
+    /// If `x` is not of all rows, or the weight not as wide.
+    pub fn pool_rows(
+        &mut self,
+        x: Value,
+        norm: Option<(Vec<f32>, f32)>,
+    ) -> Result<(), RecordError> {
+        let width = match &norm {
+            Some((weight, _)) => weight.len(),
+            None => self.operand("pool_rows", "x", x, None)?.width,
+        };
+        self.all_rows("pool_rows", "x", x, width)?;
+        self.push(Op::PoolRows { x, norm }, 0, false);
+        Ok(())
+    }
+
     fn tail(&self, op: &'static str) -> Result<usize, RecordError> {
         let why = "the cache was made without a drafting layer";
         let width = self.attention.kv.tail;
@@ -353,6 +370,15 @@ impl Program {
     pub fn kept_width(&self) -> usize {
         let keeps = self.ops.iter().any(|op| matches!(op, Op::KeepHidden { .. }));
         if keeps { self.attention.kv.tail } else { 0 }
+    }
+
+    /// Floats of each row that a step pools; 0 where the program gives none.
+    pub fn pooled_width(&self) -> usize {
+        let x = self
+            .ops
+            .iter()
+            .find_map(|op| if let Op::PoolRows { x, .. } = op { Some(*x) } else { None });
+        x.map_or(0, |x| x.place(&self.places).width)
     }
 
     /// Width of the result.

@@ -19,6 +19,8 @@ pub struct Outputs<'a> {
     pub out: &'a mut [f32],
     /// `[rows, kept_width]`.
     pub kept: &'a mut [f32],
+    /// `[pool_rows, pooled_width]`.
+    pub pooled: &'a mut [f32],
 }
 
 impl Program {
@@ -101,6 +103,7 @@ impl Program {
         step.check(&self.attention.kv, to.kv.len())?;
         length("out", to.out.len(), step.logit_rows.len() * self.out_width())?;
         length("kept", to.kept.len(), step.tokens.len() * self.kept_width())?;
+        length("pooled", to.pooled.len(), step.pool_rows.len() * self.pooled_width())?;
         for (op, place) in self.ops.iter().zip(&self.places) {
             if let Op::Embed { table } = op {
                 let vocab = table.elements().len() / place.width;
@@ -228,6 +231,16 @@ impl Pass<'_> {
             }
             Op::KeepHidden { x } => self.keep(read(*x), &scratch.row_places, to),
             Op::Hidden => self.gather(to.kv, out),
+            Op::PoolRows { x, norm } => {
+                let (x, width) = (read(*x), values.width(*x));
+                for (row, out) in step.pool_rows.iter().zip(to.pooled.chunks_exact_mut(width)) {
+                    let x = &x[*row as usize * width..][..width];
+                    match norm {
+                        Some((weight, eps)) => rows::rms_norm(level, x, weight, *eps, out),
+                        None => out.copy_from_slice(x),
+                    }
+                }
+            }
         }
         Ok(())
     }

@@ -20,6 +20,8 @@ pub struct Step<'a> {
     pub block_tables: &'a [i32],
     /// `[n]`.
     pub logit_rows: &'a [i32],
+    /// `[m]`.
+    pub pool_rows: &'a [i32],
     /// Only in a draft pass.
     pub draft: Option<Draft<'a>>,
 }
@@ -109,6 +111,7 @@ impl Step<'_> {
         below("slots", self.slots.iter().copied(), blocks * shape.block_tokens)?;
         below("block_tables", self.block_tables.iter().map(|x| i64::from(*x)), blocks)?;
         below("logit_rows", self.logit_rows.iter().map(|x| i64::from(*x)), rows)?;
+        below("pool_rows", self.pool_rows.iter().map(|x| i64::from(*x)), rows)?;
         let mut next = 0;
         for (sequence, context) in self.context_lens.iter().enumerate() {
             let wrong = StepError::Sequence { sequence };

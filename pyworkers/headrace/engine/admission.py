@@ -162,9 +162,10 @@ class Admission:
     def _creditable(self, sequence: Sequence) -> int:
         """How many leading blocks may come from the cache: never the one of the last token, whose
         logits choose the next one; unless that is chosen elsewhere, where the KV comes from. With prompt
-        log-probabilities none: every row is wanted.
+        log-probabilities or a mean of all rows none: every row is wanted.
         """
-        if sequence.prompt_logprobs is not None:
+        wants_all = sequence.pooled is not None and sequence.pooled.wants_all
+        if sequence.prompt_logprobs is not None or wants_all:
             return 0
         tokens = sequence.total - 1 if sequence.kv_import is None else sequence.kv_import.tokens
         return min(tokens // self._block_tokens, len(sequence.names))

@@ -126,6 +126,7 @@ class Engine:
             model_tokens=model_tokens,
             context_tokens=self.context_tokens,
             vocabulary=vocabulary,
+            pools=model.pooled_width > 0,
         )
         self.kv_imports = KvImports(self.stages, self.publishing)
         self.pinned = PinnedBlocks(self.pool, self.stages, self.admission)

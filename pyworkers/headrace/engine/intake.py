@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from headrace._core import AnswerRules
 from headrace.engine.cache.kv_import import KvImport
 from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.pooling import PooledPrompt, check_pooling
 from headrace.engine.sampling.penalties import Penalties
 from headrace.engine.sampling.sampler import check_sampling, needs_penalties
 from headrace.engine.sampling.token_limits import AnswerLimits
@@ -32,7 +33,9 @@ class Intake:
         model_tokens: int,
         context_tokens: int,
         vocabulary: GrammarVocabulary | None = None,
+        pools: bool = False,
     ) -> None:
+        self._pools = pools
         self._vocab_size = vocab_size
         self._vocabulary = vocabulary
         self._model_tokens = model_tokens
@@ -44,6 +47,8 @@ class Intake:
         if submit.kv_from is not None and submit.kv_transfer is not None:
             text = "a leg that pulls its KV cannot hand it off as well"
             raise RequestError(FailureKind.UNSUPPORTED, text)
+        if submit.pooling is not None:
+            check_pooling(submit, pools=self._pools)
         sampling = submit.sampling
         check_sampling(sampling, self._vocab_size, prompt_tokens=len(submit.tokens) // 4)
         prompt = self._tokens(submit.tokens, "prompt")
@@ -81,6 +86,7 @@ class Intake:
             rules=rules,
             limits=None if sampling.limits is None else AnswerLimits(sampling.limits, generated),
             prompt_logprobs=[] if scores else None,
+            pooled=None if submit.pooling is None else PooledPrompt(submit.pooling, len(prompt)),
             export_lease_ms=None if submit.kv_transfer is None else submit.kv_transfer.lease_ms,
             kv_import=kv_import,
         )
@@ -128,9 +134,11 @@ class Intake:
 
     def _check_length(self, prompt: int, resumed: int, limit: int, submit: Submit) -> None:
         only_prompt = submit.max_tokens == 0
-        if only_prompt and submit.sampling.prompt_logprobs is None:
+        computes_prompt = submit.sampling.prompt_logprobs is not None or submit.pooling is not None
+        if only_prompt and not computes_prompt:
             raise RequestError(
-                FailureKind.BAD_SAMPLING, "max_tokens is 0 and no prompt_logprobs are wanted"
+                FailureKind.BAD_SAMPLING,
+                "max_tokens is 0, and neither prompt_logprobs nor a pooled prompt are wanted",
             )
         shortest = prompt + (0 if only_prompt else 1)
         if shortest > self._model_tokens:

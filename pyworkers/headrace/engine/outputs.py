@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.admission import Admission
 from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.pooling import Floats
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import Chosen, ChosenRows
@@ -109,6 +110,16 @@ class OutputBuilder:
         if sequence.limit == sequence.prompt_len == sequence.computed:
             self._say(sequence, "length", result)
 
+    def pooled(self, sequence: Sequence, rows: Floats, result: StepResult) -> None:
+        """More of its prompt's hidden states; once they are all there, their vector is its answer."""
+        assert sequence.pooled is not None
+        if not np.isfinite(rows).all():
+            self.fail(sequence, _not_finite("hidden states"), result)
+            return
+        sequence.pooled.add(rows)
+        if sequence.prompt_len == sequence.computed:
+            self._say(sequence, "length", result)
+
     def late(self, sequence: Sequence, result: StepResult) -> None:
         """Its deadline passed."""
         sequence.prompt_logprobs = None  # perhaps not complete
@@ -142,6 +153,9 @@ class OutputBuilder:
             prompt_logprobs=sequence.prompt_logprobs if first else None,
             drafted=chosen.drafted,
             accepted=chosen.accepted,
+            pooled=None
+            if sequence.pooled is None or finish != "length"
+            else sequence.pooled.vector(),
         )
         sequence.prompt_logprobs = None  # sent, and not wanted again after a preemption
         self._stages.columns.answered(sequence)
@@ -149,7 +163,7 @@ class OutputBuilder:
 
     def _end(self, sequence: Sequence, finish: Finish | None, result: StepResult) -> None:
         if finish is not None:
-            if finish != "cancelled" and sequence.export is None:
+            if finish != "cancelled" and sequence.export is None and sequence.pooled is None:
                 self._admission.note_answer(sequence.total - sequence.prompt_len)
             self.free(sequence, result)
 
@@ -163,8 +177,8 @@ class OutputBuilder:
             self.pinned.append(sequence)
 
 
-def _not_finite() -> RequestError:
-    return RequestError(FailureKind.ENGINE, "the model's logits are not finite")
+def _not_finite(what: str = "logits") -> RequestError:
+    return RequestError(FailureKind.ENGINE, f"the model's {what} are not finite")
 
 
 def _nothing_allowed(why: str) -> RequestError:

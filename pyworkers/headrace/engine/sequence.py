@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.pooling import PooledPrompt
 from headrace.engine.sampling.penalties import Penalties
 from headrace.engine.sampling.token_limits import AnswerLimits
 from headrace.engine.step import row_counts
@@ -71,6 +72,7 @@ class Sequence:
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     answered: bool = False  # the first Output went out
     prompt_logprobs: list[TokenLogprob] | None = None  # collected so far; None when not wanted
+    pooled: PooledPrompt | None = None  # collected so far; None when not wanted
     export_lease_ms: int | None = (
         None  # lease of its KV, which another worker pulls after the first token
     )

@@ -116,6 +116,8 @@ class Stages:
         """It gives its blocks back and waits again."""
         if sequence.prompt_logprobs is not None and not sequence.pending_tokens:
             sequence.prompt_logprobs = []  # they start again with the prompt
+        if sequence.pooled is not None:
+            sequence.pooled.reset()
         self.remove(sequence)
         self.preemptions += 1
         self.wait(sequence)

@@ -56,6 +56,7 @@ class Model(Protocol):
     ahead_on: torch.device | None  # where passes go on after they returned; None: they return done
     answers_apart: bool  # rows of an answer are computed by other arithmetic than those of a prompt
     drafts: bool  # whether `draft` can be called
+    pooled_width: int  # floats of a row of `pooled`; 0 where a forward pools none
     draft_token_ids: NDArray[np.int32] | None  # of the columns of draft logits; None: all tokens
 
     def step_memory(self, *, rows: int, answers: int, context_tokens: int, mtp: bool) -> StepMemory:
@@ -86,6 +87,14 @@ class Model(Protocol):
 
         The result is float32 `[len(logit_rows), draft tokens]`, valid until the next forward or draft. The rows stay
         readable for a chained pass. A guess costs nothing but time where it is wrong.
+        """
+        ...
+
+    def pooled(self) -> torch.Tensor:
+        """The hidden states of `batch.pool_rows` of the last forward, as the head reads them: after the last norm.
+
+        Float32 `[len(pool_rows), pooled_width]`, on the model's device, valid until the next forward. Like a row's
+        logits they depend on no other row of the batch.
         """
         ...
 

@@ -37,6 +37,7 @@ class CompiledModel:
         self.dtype_name = store.dtype_name
         self.ahead_on = store.ahead_on
         self.drafts = draft is not None
+        self.pooled_width = config.hidden_size
         self._store = store
         self._run = run
         self._draft = draft
@@ -68,6 +69,9 @@ class CompiledModel:
         if self._draft is None:
             raise UnsupportedModelError("no layer for multi-token prediction is loaded")
         return self._draft(batch)
+
+    def pooled(self) -> torch.Tensor:
+        return self._store.pooled
 
     def fence(self) -> Fence | None:
         return self._store.fence()

@@ -47,9 +47,11 @@ def forward(step: MlaStep, weights: DeepseekWeights, config: ModelConfig) -> Val
     if weights.mtp is not None and deepseek_of(config).mtp_hidden_state == "normed":
         x = step.rms_norm(x, weights.norm, eps)
         step.keep_hidden(x)
+        step.pool_rows(x)
         return step.linear(step.wanted_rows(x), weights.head)
     if weights.mtp is not None:
         step.keep_hidden(x)
+    step.pool_rows(x, weights.norm, eps)
     return step.linear(step.rms_norm(step.wanted_rows(x), weights.norm, eps), weights.head)
 
 

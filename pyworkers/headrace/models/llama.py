@@ -55,6 +55,7 @@ def forward(step: ForwardPass, weights: LlamaWeights, eps: float) -> Value:
         x = step.linear(step.paged_attention(qkv, i), layer.out, residual=x)
         h = step.rms_norm(x, layer.mlp_norm, eps)
         x = step.linear(step.silu_mul(step.linear(h, layer.gate_up)), layer.down, residual=x)
+    step.pool_rows(x, weights.norm, eps)
     return step.linear(step.rms_norm(step.wanted_rows(x), weights.norm, eps), weights.head)
 
 

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from headrace.wire.schema import I8, I32, U8, U16, U32, U64
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
 MAX_GRAMMAR_BYTES: Final = 64 << 10  # of a source, in UTF-8
@@ -156,6 +156,7 @@ class Hello:
     kv_block_bytes: U64 = 0
     dtype: str = ""  # of the weights: shown, never compared
     aliases: list[str] = field(default_factory=list[str])  # other names of the model
+    pooled_width: U32 = 0  # floats of a pooled prompt; 0 where it pools none
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +239,7 @@ class Output:
     prompt_logprobs: list[TokenLogprob] | None = None
     drafted: U32 = 0
     accepted: U32 = 0
+    pooled: bytes | None = None  # float32, little-endian
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +458,13 @@ class Sampling:
     limits: TokenLimits | None = None
 
 
+class Pooling(StrEnum):
+    """Which hidden states of a prompt its vector is made of."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
 @dataclass(frozen=True, slots=True)
 class KvFrom:
     """Where the KV of a prompt comes from, when not from this worker."""
@@ -495,6 +504,7 @@ class Submit:
     kv_from: KvFrom | None = None
     resume: Resume | None = None
     kv_transfer: KvTransfer | None = None
+    pooling: Pooling | None = None  # the prompt as a vector, in place of an answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,7 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         kv_block_bytes=model.kv_block_bytes if settings.transfer else 0,
         dtype=model.dtype_name,
         aliases=aliases,
+        pooled_width=model.pooled_width,
         group=None if joined is None else joined.told,
     )
     group = None if joined is None else joined.lockstep

@@ -28,7 +28,7 @@ pub use self::words::Word;
 use self::words::words;
 
 /// Version of this protocol. A peer that speaks another one is refused with both numbers ([`OtherVersion`]).
-pub const PROTOCOL: u16 = 4;
+pub const PROTOCOL: u16 = 5;
 
 /// Longest frame body in bytes. A longer one closes the link.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -167,6 +167,16 @@ words! {
     }
 }
 
+words! {
+    /// Which hidden states of a prompt, after the last norm, its vector is made of.
+    Pooling {
+        /// That of the last token.
+        Last = "last",
+        /// The mean of all.
+        Mean = "mean",
+    }
+}
+
 /// A token and its log-probability.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ranked(pub u32, pub f64);
@@ -199,6 +209,10 @@ pub struct Output {
     pub drafted: u32,
     /// How many of `ids` were drafts: at most `drafted`.
     pub accepted: u32,
+    /// The prompt as a vector, where `Submit.pooling` asked for it: `Hello.pooled_width` values, f32 little-endian. On the
+    /// only output of the request, with `Finish::Length`.
+    #[serde(with = "serde_bytes")]
+    pub pooled: Option<Vec<u8>>,
 }
 
 /// One engine step. A frame with `outputs` empty and the `step` of before is a heartbeat.
@@ -357,7 +371,7 @@ pub struct Submit {
     pub sampling: Sampling,
     /// Tokens that end the answer.
     pub stop_ids: Vec<u32>,
-    /// Longest answer. 0 is allowed with `prompt_logprobs`: the prompt is computed, nothing is generated.
+    /// Longest answer. 0 is allowed with `prompt_logprobs` and `pooling`: the prompt is computed, nothing is generated.
     pub max_tokens: u32,
     /// The worker gives up (`Finish::Cancelled`) this long after it read the frame.
     pub deadline_ms: Option<u64>,
@@ -372,6 +386,8 @@ pub struct Submit {
     pub resume: Option<Resume>,
     /// Split serving: compute the prompt and one token, and keep the KV for another worker.
     pub kv_transfer: Option<KvTransfer>,
+    /// The prompt as a vector, in place of an answer: with `max_tokens` 0, in one leg.
+    pub pooling: Option<Pooling>,
 }
 
 /// Asks for a model description.

@@ -89,7 +89,7 @@ impl Reservation {
 
     /// Sends the request there; `submit` is that of the whole request, and each leg gets what it needs of it. A prefill
     /// worker that cannot be reached costs nothing but time: the decode worker does its part, too. Log-probabilities that
-    /// wait for the reader are charged to `memory`.
+    /// wait for the reader are charged to `memory`. A pooled prompt is a vector of `pooled_width`.
     ///
     /// # Errors
     /// The link of the decode worker broke, or took nothing within `--submit-timeout-ms`.
@@ -99,6 +99,7 @@ impl Reservation {
     pub(crate) async fn submit(
         mut self,
         submit: Submit,
+        pooled_width: u32,
         memory: MemoryShare,
     ) -> Result<TokenStream, RouteError> {
         self.used = true; // from here on the links give it back
@@ -107,7 +108,8 @@ impl Reservation {
         let resumed = u32::try_from(resumed).unwrap_or(u32::MAX);
         let first = self.prefill.as_ref().map_or(link.id, |prefill| prefill.place.link.id);
         let mailbox = Mailbox::new(submit.max_tokens.saturating_sub(resumed), first, memory);
-        let mailbox = Arc::new(mailbox);
+        let pools = submit.pooling.is_some();
+        let mailbox = Arc::new(if pools { mailbox.pooling(pooled_width) } else { mailbox });
         let hangup = Hangup::new(Arc::clone(&self.registry.metrics));
         let submit = Submit { request, ..submit };
         let Some(prefill) = &self.prefill else {

@@ -257,7 +257,7 @@ macro_rules! structs {
 structs! {
     Hello {
         protocol, worker, epoch, role, model, fingerprints, capacity, context_tokens, group, transfer, nonce,
-        step_prior, kv_block_bytes, dtype, aliases,
+        step_prior, kv_block_bytes, dtype, aliases, pooled_width,
     }
     Fingerprints { weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens }
     Capacity { blocks, sequences, batched_tokens, waiting, host_blocks, disk_blocks }
@@ -272,7 +272,7 @@ structs! {
         accepted, load, outputs,
     }
     Load { blocks_used, blocks_cached, running, waiting }
-    Output { request, ids, logprobs, finish, cached_tokens, prompt_logprobs, drafted, accepted }
+    Output { request, ids, logprobs, finish, cached_tokens, prompt_logprobs, drafted, accepted, pooled }
     TokenLogprob { logprob, top }
     Ranked { 0, 1 }
     ModelPart { fingerprint, part, last, data }
@@ -289,7 +289,7 @@ structs! {
     Refuse { reason, router, retry_after_ms, field, expected, got, message } => rules::refuse
     Submit {
         request, tokens, sampling, stop_ids, max_tokens, deadline_ms, priority, salt, kv_from, resume,
-        kv_transfer,
+        kv_transfer, pooling,
     }
     Sampling {
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logprobs,

@@ -358,6 +358,11 @@ impl WorkerPool {
         self.workers().map(|worker| worker.hello.context_tokens).min()
     }
 
+    /// Values of a pooled prompt, on which workers agree; 0 where they pool none.
+    pub(super) fn pooled_width(&self) -> u32 {
+        self.workers().map(|worker| worker.hello.pooled_width).min().unwrap_or(0)
+    }
+
     /// `None` while no worker is there that could serve it.
     pub(super) fn info(&self) -> Option<ModelInfo> {
         let conventions = self.engine.as_ref()?.conventions();

@@ -1,6 +1,8 @@
 //! The tokens of a request's legs on their way from the workers' links to the request: a mailbox that gathers what came
 //! since the reader last looked. Nothing is dropped, and it holds no more than the request's own `max_tokens`.
 
+mod chunk;
+
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -9,30 +11,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{Finish, Output, Ranked, TokenLogprob};
+use crate::core::frame::{Output, Ranked, TokenLogprob};
 use crate::error::RouteError;
 use crate::fleet::link::{Hangup, Lease};
 use crate::limits::memory::{ALLOCATION_BYTES, MemoryShare, Refused};
 use crate::process::lock::{Held, Lock};
 
-/// What came since the last look.
-#[derive(Debug, Default)]
-pub struct Chunk {
-    /// New tokens, in order.
-    pub ids: Vec<u32>,
-    /// Those of `ids` in their order, where asked for: of a token that came without, and of the last ones, there may be none.
-    pub logprobs: Vec<Option<TokenLogprob>>,
-    /// In the first chunk, where asked for.
-    pub prompt_logprobs: Option<Vec<TokenLogprob>>,
-    /// In the first chunk.
-    pub cached_tokens: Option<u32>,
-    /// In the last chunk.
-    pub finish: Option<Finish>,
-    /// Drafts that were checked.
-    pub drafted: u32,
-    /// How many of `ids` were drafts.
-    pub accepted: u32,
-}
+pub use self::chunk::Chunk;
+use self::chunk::wrong_vector;
 
 /// Where links put the tokens of a request's legs.
 #[derive(Debug)]
@@ -45,6 +31,8 @@ struct State {
     memory: MemoryShare,
     /// Tokens that may still come.
     allowed: usize,
+    /// The bytes of the vector that is to come in their place.
+    pooled: Option<usize>,
     /// Who is to send the next one.
     from: WorkerId,
     error: Option<(RouteError, WorkerId)>,
@@ -75,6 +63,7 @@ impl Mailbox {
             chunk: Chunk::default(),
             memory,
             allowed: usize::try_from(max_tokens).unwrap_or(usize::MAX),
+            pooled: None,
             from,
             error: None,
             waker: None,
@@ -83,6 +72,13 @@ impl Mailbox {
             last_arrival: None,
         };
         Self(Lock::new("the tokens of a request", state))
+    }
+
+    /// The prompt as a vector of `width` is to come, and nothing else.
+    pub(crate) fn pooling(self, width: u32) -> Self {
+        let width = usize::try_from(width).unwrap_or(usize::MAX);
+        self.lock().pooled = Some(width.saturating_mul(4));
+        self
     }
 
     /// Adds what a step brought, and wakes the reader.
@@ -98,12 +94,16 @@ impl Mailbox {
         if accepted > output.ids.len() || output.accepted > output.drafted {
             return Appended::Wrong("more accepted drafts than tokens or drafts");
         }
+        if let Some(what) = wrong_vector(&output, state.pooled) {
+            return Appended::Wrong(what);
+        }
         let scored = output.logprobs.iter().chain(&output.prompt_logprobs).flatten();
         let bytes: usize = scored.map(bytes_of).sum();
         // tokens that came without have a place, too, once others come with theirs
         let bare = state.chunk.ids.len().saturating_sub(state.chunk.logprobs.len());
         let bare = if output.logprobs.is_some() { bare } else { 0 };
         let bytes = bytes + 2 * bare * size_of::<TokenLogprob>();
+        let bytes = bytes + output.pooled.as_ref().map_or(0, Vec::capacity);
         if bytes > 0
             && let Err(refused) = state.memory.charge(bytes)
         {
@@ -123,6 +123,7 @@ impl Mailbox {
         chunk.prompt_logprobs = chunk.prompt_logprobs.take().or(output.prompt_logprobs);
         chunk.cached_tokens = chunk.cached_tokens.or(output.cached_tokens);
         chunk.finish = output.finish;
+        chunk.pooled = output.pooled;
         chunk.drafted = chunk.drafted.saturating_add(output.drafted);
         chunk.accepted = chunk.accepted.saturating_add(output.accepted);
         state.waiting_since.get_or_insert(now);
@@ -248,12 +249,6 @@ impl TokenStream {
     /// When the last token came.
     pub(crate) fn last_arrival(&self) -> Option<Instant> {
         self.mailbox.lock().last_arrival
-    }
-}
-
-impl Chunk {
-    fn has_news(&self) -> bool {
-        !self.ids.is_empty() || self.finish.is_some() || self.prompt_logprobs.is_some()
     }
 }
 

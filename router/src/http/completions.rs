@@ -121,6 +121,7 @@ pub(super) fn check(
             truncation: common.truncation,
             returns_ids: common.returns_ids,
             scores_prompt: common.prompt_logprobs.is_some(),
+            pooling: None,
         }
     });
     let jobs = jobs.collect();

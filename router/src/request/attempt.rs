@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Job;
 use super::choice::Common;
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{RequestId, Resume, Sampling, Submit};
+use crate::core::frame::{Pooling, RequestId, Resume, Sampling, Submit};
 use crate::core::scheduler::PlacementRequest;
 use crate::decisions::actual::Recorder;
 use crate::error::RouteError;
@@ -70,7 +71,7 @@ impl Attempt {
             "submit"
         );
         let memory = common.app.memory.answers.share();
-        let submitted = place.submit(submit, memory).await;
+        let submitted = place.submit(submit, common.model.pooled_width, memory).await;
         let stream = submitted.map_err(|error| {
             recorder.failed(Instant::now(), &error);
             (error, Some(worker))
@@ -100,7 +101,7 @@ impl Attempt {
             name: job.request_trace.request_id().to_owned(),
             prompt_tokens: prompt_tokens.saturating_add(generated),
             keys,
-            reuses: job.sampling.prompt_logprobs.is_none() || begun,
+            reuses: !computes_all(job) || begun,
             max_tokens: common.max_tokens.saturating_sub(generated),
             session: job.session.clone(),
             tenant: job.holder.tenant,
@@ -136,8 +137,14 @@ impl Attempt {
             kv_from: None,
             resume,
             kv_transfer: None,
+            pooling: common.job.pooling,
         }
     }
+}
+
+/// It wants something of each token of its prompt, so nothing cached is of use to it.
+fn computes_all(job: &Job) -> bool {
+    job.sampling.prompt_logprobs.is_some() || job.pooling == Some(Pooling::Mean)
 }
 
 /// Its priority there, where a sequence of low priority gives its row to one that is not: the many answers of one tenant

@@ -130,7 +130,9 @@ impl fmt::Debug for State {
 
 impl Choice {
     pub(super) fn new(common: &Arc<Common>, index: u32) -> Self {
-        let nothing = common.max_tokens == 0 && common.job.sampling.prompt_logprobs.is_none();
+        let job = &common.job;
+        let computes = job.sampling.prompt_logprobs.is_some() || job.pooling.is_some();
+        let nothing = common.max_tokens == 0 && !computes;
         let first = Attempt::default();
         let state = if nothing { State::Empty } else { place(common, index, first) };
         Self {
@@ -305,8 +307,8 @@ impl Choice {
 
     /// What a chunk is to the client; `None` if nothing is certain yet.
     fn delta(&mut self, chunk: Chunk) -> Result<Option<Delta>, RouteError> {
-        let Chunk { mut ids, logprobs, prompt_logprobs, cached_tokens, finish, drafted, accepted } =
-            chunk;
+        let Chunk { mut ids, logprobs, prompt_logprobs, cached_tokens, finish, .. } = chunk;
+        let Chunk { drafted, accepted, pooled, .. } = chunk;
         self.cached_tokens = self.cached_tokens.or(cached_tokens);
         let generated = ids.len();
         self.record(|recorder, now| recorder.tokens(now, generated, cached_tokens));
@@ -357,6 +359,7 @@ impl Choice {
         }
         delta.prompt_tokens = prompt_logprobs.map(|logprobs| self.prompt_tokens(logprobs));
         delta.ids = all;
+        delta.pooled = pooled;
         let empty = delta.text.is_empty()
             && delta.ids.as_ref().is_none_or(Vec::is_empty)
             && delta.tokens.is_empty()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 GARBAGE = 0xDEAD
 GROUPS = 2
+POOLED_WIDTH = 4  # of a row that stands for a hidden state
 LOGITS = np.random.default_rng(7).normal(size=(1024, 8192)).astype(np.float32) * 2
 
 
@@ -45,6 +46,8 @@ class ToyModel:
         self.ahead_on: torch.device | None = None
         self.drafts = False
         self.draft_token_ids: NDArray[np.int32] | None = None
+        self.pooled_width = POOLED_WIDTH
+        self._pooled = torch.empty(0, POOLED_WIDTH)
         self.forwards = 0
         self.rows = 0
         self.fail_next: BaseException | None = None
@@ -97,7 +100,8 @@ class ToyModel:
             self.cells[blocks, group, offsets] = kv ^ group
             if progress is not None:
                 progress(group + 1)
-        wanted = set(batch.logit_rows.tolist())
+        pooled = [] if batch.pool_rows is None else batch.pool_rows.tolist()
+        wanted = {*batch.logit_rows.tolist(), *pooled}
         states: dict[int, int] = {}
         for seq in range(batch.seqs):
             context = int(batch.context_lens[seq])
@@ -111,6 +115,8 @@ class ToyModel:
             for row in range(int(batch.seq_starts[seq]), end):
                 if row in wanted:
                     states[row] = digest(kv[: context - (end - 1 - row)])
+        if pooled:
+            self._pooled = torch.from_numpy(np.stack([toy_row(states[row]) for row in pooled]))
         rows = [toy_logits(states[row], self.vocab_size) for row in batch.logit_rows.tolist()]
         return torch.from_numpy(
             np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
@@ -118,6 +124,9 @@ class ToyModel:
 
     def draft(self, batch: DraftBatch) -> torch.Tensor:  # noqa: ARG002
         raise AssertionError("a toy does not draft")
+
+    def pooled(self) -> torch.Tensor:
+        return self._pooled
 
     def fence(self) -> Fence | None:
         return None
@@ -130,6 +139,10 @@ def digest(kv: NDArray[np.int64]) -> int:
 def toy_logits(state: int, vocab_size: int) -> NDArray[np.float32]:
     start = (state >> 10) % (LOGITS.shape[1] - vocab_size)
     return LOGITS[state % len(LOGITS), start : start + vocab_size].copy()
+
+
+def toy_row(state: int) -> NDArray[np.float32]:
+    return toy_logits(state, POOLED_WIDTH)
 
 
 def check_batch(batch: Batch, block_tokens: int) -> None:

@@ -28,6 +28,8 @@ class Stepper:
     def __init__(self, model: Model, block_tokens: int, blocks: int = 256) -> None:
         self.model = model
         self.block_tokens = block_tokens
+        self.pools = False  # `hidden` has the rows of the last step
+        self.hidden: list[torch.Tensor] = []
         model.allocate_kv(blocks)
         self._free = np.random.default_rng(5).permutation(blocks).tolist()
 
@@ -78,8 +80,12 @@ class Stepper:
                     np.int32,
                 ).reshape(len(work), width),
                 logit_rows=np.arange(len(tokens), dtype=np.int32),
+                pool_rows=np.arange(len(tokens), dtype=np.int32) if self.pools else None,
             )
         )
+        if self.pools:
+            rows = self.model.pooled()
+            self.hidden = [rows[a:b].clone() for a, b in itertools.pairwise(starts)]
         return [logits[a:b].clone() for a, b in itertools.pairwise(starts)]
 
     def whole(self, tokens: Sequence[int]) -> torch.Tensor:

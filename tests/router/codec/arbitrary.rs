@@ -162,7 +162,7 @@ fn hello() -> BoxedStrategy<Hello> {
         int32(),
         option::of(group),
         vec(text(), 0..3),
-        (bytes(), option::of(step_cost()), int64(), text(), vec(text(), 0..3)),
+        (bytes(), option::of(step_cost()), int64(), text(), vec(text(), 0..3), int32()),
     )
         .prop_map(
             |(
@@ -176,7 +176,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 context_tokens,
                 group,
                 transfer,
-                (nonce, step_prior, kv_block_bytes, dtype, aliases),
+                (nonce, step_prior, kv_block_bytes, dtype, aliases, pooled_width),
             )| Hello {
                 protocol,
                 worker,
@@ -193,6 +193,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 kv_block_bytes,
                 dtype,
                 aliases,
+                pooled_width,
             },
         )
         .boxed()
@@ -233,7 +234,7 @@ fn output() -> BoxedStrategy<Output> {
         option::of(finish),
         option::of(int32()),
         option::of(logprobs()),
-        (int32(), int32()),
+        (int32(), int32(), option::of(bytes())),
     )
         .prop_map(|(request, ids, logprobs, finish, cached_tokens, prompt_logprobs, drafts)| {
             Output {
@@ -245,6 +246,7 @@ fn output() -> BoxedStrategy<Output> {
                 prompt_logprobs,
                 drafted: drafts.0,
                 accepted: drafts.1,
+                pooled: drafts.2,
             }
         })
         .boxed()
@@ -451,7 +453,7 @@ fn submit() -> BoxedStrategy<Submit> {
         any::<i8>(),
         bytes(),
         (option::of(kv_from()), option::of(resume)),
-        option::of(int32().prop_map(|lease_ms| KvTransfer { lease_ms })),
+        (option::of(int32().prop_map(|lease_ms| KvTransfer { lease_ms })), option::of(word())),
     )
         .prop_map(
             |(
@@ -464,7 +466,7 @@ fn submit() -> BoxedStrategy<Submit> {
                 priority,
                 salt,
                 (kv_from, resume),
-                kv_transfer,
+                (kv_transfer, pooling),
             )| Submit {
                 request,
                 tokens,
@@ -477,6 +479,7 @@ fn submit() -> BoxedStrategy<Submit> {
                 kv_from,
                 resume,
                 kv_transfer,
+                pooling,
             },
         )
         .boxed()

@@ -76,6 +76,7 @@ pub(crate) fn hello(worker: &str) -> Hello {
         kv_block_bytes: 0,
         dtype: "float32".into(),
         aliases: Vec::new(),
+        pooled_width: 4,
     }
 }
 
@@ -125,6 +126,7 @@ pub(crate) fn output(request: RequestId, ids: Vec<u32>, finish: Option<Finish>) 
         finish,
         cached_tokens: None,
         prompt_logprobs: None,
+        pooled: None,
         drafted: 0,
         accepted: 0,
     }

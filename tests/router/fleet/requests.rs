@@ -38,6 +38,7 @@ pub(super) fn job() -> Job {
         salt: Vec::new(),
         memory: None,
         truncation: None,
+        pooling: None,
         returns_ids: false,
         scores_prompt: false,
     }

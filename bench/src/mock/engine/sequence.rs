@@ -115,6 +115,10 @@ impl Sequence {
     /// Leading blocks that the cache may give: where it has to choose a token from its prompt, the block of the last one
     /// is computed always. One whose prompt arrives chooses nothing from it. A prompt that is scored is computed whole.
     pub(super) fn creditable(&self, block_tokens: u32) -> usize {
+        let pools_all = self.leg.pooled.as_ref().is_some_and(|pooled| pooled.wants_all);
+        if pools_all {
+            return 0;
+        }
         if self.leg.scores.needs_prompt() && self.leg.resumed == 0 && self.stage == Stage::Own {
             return 0;
         }

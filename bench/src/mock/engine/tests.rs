@@ -49,6 +49,7 @@ pub(crate) fn leg(request: u64, tokens: u32, common: u64, max_tokens: u32) -> Le
         kv_transfer: None,
         arrives: None,
         scores: Scores::default(),
+        pooled: None,
         scripted: None,
     }
 }

@@ -97,6 +97,7 @@ fn a_lie_stays_below_the_prompt() {
                 arrives: None,
                 scores: Scores::default(),
                 scripted: None,
+                pooled: None,
             })
             .unwrap();
         engine.begin_step().unwrap();
@@ -118,6 +119,7 @@ fn event(engine: &mut Engine) -> Blocks {
         arrives: None,
         scores: Scores::default(),
         scripted: None,
+        pooled: None,
     };
     engine.submit(leg).unwrap();
     engine.begin_step().unwrap();

@@ -12,7 +12,7 @@ use headrace_router::core::frame::{
 use tokio::io::AsyncWrite;
 
 use super::Session;
-use crate::mock::engine::{Leg, Scores};
+use crate::mock::engine::{Leg, Pooled, Scores};
 use crate::mock::exchange::Pulled;
 use crate::mock::kv_legs::Say;
 
@@ -76,7 +76,8 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
 
     /// Gives a request to the engine; true if its answer will end before the client's limit.
     fn take(&mut self, submit: Submit) -> Result<bool, Failed> {
-        let Submit { request, mut tokens, sampling, max_tokens, salt, resume, .. } = submit;
+        let Submit { request, mut tokens, sampling, max_tokens, salt, resume, pooling, .. } =
+            submit;
         let fail = |kind, message: &str| Err(Failed { request, kind, message: message.into() });
         if self.drain_until.is_some() {
             return fail(FailureKind::Draining, "this worker leaves");
@@ -97,6 +98,11 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         }
         let prompt_tokens = u32::try_from(tokens.len() / 4).unwrap_or(u32::MAX);
         let (prompt, generated) = tokens.split_at(prompt_bytes);
+        let pooled = pooling.map(|pooling| Pooled::of(pooling, prompt));
+        if pooled.is_some() && (max_tokens > 0 || !generated.is_empty()) {
+            return fail(FailureKind::BadSampling, "a pooled prompt has no answer");
+        }
+        let max_tokens = if pooled.is_some() { 1 } else { max_tokens };
         let scripted = self.worker.scripted(prompt, generated, &submit.stop_ids);
         let scripted = match (scripted, sampling.grammar.is_some()) {
             (None, true) => return fail(FailureKind::BadSampling, FOLLOWS_NO_GRAMMAR),
@@ -131,6 +137,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             arrives: submit.kv_from.map(|kv_from| kv_from.timeout_ms),
             scores,
             scripted,
+            pooled,
         })?;
         Ok(shortened)
     }
@@ -152,6 +159,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
                     prompt_logprobs: None,
                     drafted: 0,
                     accepted: 0,
+                    pooled: None,
                 });
             }
         }

@@ -43,6 +43,7 @@ fn submit(request: RequestId, max_tokens: u32) -> Submit {
         kv_from: None,
         resume: None,
         kv_transfer: None,
+        pooling: None,
     }
 }
 

@@ -56,6 +56,7 @@ impl World {
             arrives: None,
             scripted: None,
             scores: Scores::default(),
+            pooled: None,
         };
         let leg = SimLeg { request, place, part: Part::Whole, before, generated: 0 };
         let Some(PrefillLeg { request: prefill, worker }) = placement.prefill else {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.engine.pooling import Floats
 from headrace.engine.sampling.sampler import Rows
 from headrace.engine.step.input_batch import InputBatch
 from headrace.engine.step.work import StepWork, Work
@@ -26,6 +28,19 @@ class Prepared:
     sampled: NDArray[np.int64]  # places in `work`
     rows: Rows  # of these, as the sampler takes them
     prompt_rows: list[tuple[Work, NDArray[np.int32]]]  # with the token that each row predicts
+    pooled: list[tuple[Work, int]]  # how many of `batch.pool_rows` are of each
+
+    def pooled_rows(self, of_model: Callable[[], torch.Tensor]) -> list[tuple[Work, Floats]]:
+        """The rows that each sequence pools. A chunk may have none: the last one is enough for some."""
+        found: list[tuple[Work, Floats]] = []
+        if self.batch.pool_rows is None:
+            return found
+        rows, first = of_model().cpu().numpy(), 0
+        for item, count in self.pooled:
+            if count:
+                found.append((item, rows[first : first + count]))
+            first += count
+        return found
 
 
 def build(
@@ -43,9 +58,16 @@ def build(
     for place, first, stop, row in prompts:
         tokens[row : row + stop - first] = work.sequence(place).tokens(first, stop)
     prompt_rows: list[tuple[Work, NDArray[np.int32]]] = []
+    pooled: list[tuple[Work, int]] = []
+    pool_rows: list[int] = []
     for place in scored:
         item = work[place]
         begin, row = int(positions[seq_starts[place]]), int(seq_starts[place])
+        if item.sequence.pooled is not None:
+            wanted = item.sequence.pooled.wanted(begin, item.count)
+            pooled.append((item, len(wanted)))
+            pool_rows += [row + position - begin for position in wanted]
+            continue
         targets = item.sequence.prompt[begin + 1 : begin + item.count + 1]
         prompt_rows.append((item, targets))
         more = np.arange(row, row + len(targets), dtype=np.int32)
@@ -60,9 +82,15 @@ def build(
         logit_rows=logit_rows,
         prompt_lens=prompt_lens,
         newest=newest_of,
+        pool_rows=np.array(pool_rows, dtype=np.int32) if pool_rows else None,
     )
     sampled, batch_rows, counts, totals, drafts = rows
     sequences = work.sequences_at(sampled)
     return Prepared(
-        batch, work, sampled, Rows(sequences, batch_rows, totals, counts, drafts), prompt_rows
+        batch,
+        work,
+        sampled,
+        Rows(sequences, batch_rows, totals, counts, drafts),
+        prompt_rows,
+        pooled,
     )

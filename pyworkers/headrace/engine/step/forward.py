@@ -11,6 +11,7 @@ import torch
 
 from headrace.engine.cache.kv_export import KvExports
 from headrace.engine.config import EngineConfig
+from headrace.engine.pooling import Floats
 from headrace.engine.sampling.grammar import Grammars, StepMasks
 from headrace.engine.sampling.sampler import Rows, Sampled, Sampler, token_logprobs
 from headrace.engine.sampling.verify import ChosenRows, choose
@@ -134,7 +135,7 @@ class Forward:
 
     def _nothing(self, work: StepWork) -> Read:
         """All sequences of the step ended before it."""
-        return partial(self._computed, self._after(work), ChosenRows.none(work), [])
+        return partial(self._computed, self._after(work), ChosenRows.none(work), [], [])
 
     def _in_round(self, rounds: Rounds, order: EngineStep, work: StepWork) -> Read:
         """The step once all ranks have come to it."""
@@ -169,6 +170,7 @@ class Forward:
             sampled = int(step.rows.counts.sum())
             prompt_logprobs = _prompt_logprobs(step, logits[sampled:])
             logits = logits[:sampled]
+        pooled = step.pooled_rows(self._model.pooled) if step.pooled else []
         chosen = self._choose(step, logits, masks)
         if not len(step.batch.logit_rows):  # otherwise the rows that were read came after all KV
             self._wait_for_device()
@@ -176,11 +178,13 @@ class Forward:
             self.adaptive.forward.note(step.batch.rows, (self._clock() - began_s) * 1e3)
         if self.drafter is not None and self.drafter.follow(step):
             self._wait_for_device()
-        return partial(self._computed, self._after(work), chosen, prompt_logprobs)
+        return partial(self._computed, self._after(work), chosen, prompt_logprobs, pooled)
 
     def _stays(self, step: Prepared) -> bool:
         """The host need not see the logits."""
-        return not step.prompt_rows and self._sampler.takes_best(step.rows.batch_rows)
+        return not (step.prompt_rows or step.pooled) and self._sampler.takes_best(
+            step.rows.batch_rows
+        )
 
     def _leave(self, step: Prepared, logits: torch.Tensor, pool: TokenPool) -> Read:
         """Its tokens are there for the next step; here they are known when they are read."""
@@ -195,7 +199,7 @@ class Forward:
         def read() -> Computed:
             ids = pending.read()
             chosen = choose(step.work, step.sampled, rows, ends, ids)
-            return self._computed(after, chosen, [])
+            return self._computed(after, chosen, [], [])
 
         return read
 
@@ -208,9 +212,10 @@ class Forward:
         after: tuple[Ints, Ints, Ints, Ints],
         chosen: ChosenRows,
         prompt_logprobs: list[tuple[Work, list[TokenLogprob]]],
+        pooled: list[tuple[Work, Floats]],
     ) -> Computed:
         first = 0 if self.drafter is None else self.drafter.first
-        return Computed(*after, chosen, prompt_logprobs, first)
+        return Computed(*after, chosen, prompt_logprobs, pooled, first)
 
     def _choose(self, step: Prepared, logits: torch.Tensor, masks: StepMasks | None) -> ChosenRows:
         """Tokens for all sequences that are sampled, as many as their drafts allow. All stand behind the step now."""

@@ -185,9 +185,10 @@ class StepsInFlight:
         for item, entries in computed.prompt_logprobs:
             if self._concerns(item):
                 self._outputs.scored(item.sequence, entries, step.result)
-        if (
-            computed.prompt_logprobs
-        ):  # without those that the log-probabilities of their prompts ended
+        for item, rows in computed.pooled:
+            if self._concerns(item):
+                self._outputs.pooled(item.sequence, rows, step.result)
+        if computed.prompt_logprobs or computed.pooled:  # without those that these ended
             there, _ = columns.core.still_there(
                 work.batch_rows, work.epochs, chosen.places, chosen.counts
             )

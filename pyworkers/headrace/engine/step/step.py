@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from headrace.engine.errors import KernelPanic
+from headrace.engine.pooling import Floats
 from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import ChosenRows
 from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
@@ -25,6 +26,7 @@ class Computed:
     keys_to: Ints  # [work]
     chosen: ChosenRows
     prompt_logprobs: list[tuple[Work, list[TokenLogprob]]]
+    pooled: list[tuple[Work, Floats]]  # rows of prompts
     first_drafts: int  # for a sequence that comes with its KV
 
 

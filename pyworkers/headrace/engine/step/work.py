@@ -31,7 +31,7 @@ class Work:
     begins: bool  # it came with all its KV: draft for it first
     decodes: bool  # its newest token is all that is left to compute
     chooses: bool  # a token after these
-    scores: bool  # tokens of the prompt
+    scores: bool  # tokens of the prompt, or pools them
 
     @staticmethod
     def of(sequence: Sequence, count: int, columns: RowCounts) -> Work:
@@ -150,7 +150,8 @@ class StepWork:
 
 
 def _scores(sequence: Sequence, start: int) -> bool:
-    return sequence.prompt_logprobs is not None and start < sequence.prompt_len
+    wanted = sequence.prompt_logprobs is not None or sequence.pooled is not None
+    return wanted and start < sequence.prompt_len
 
 
 def _ints(values: list[int]) -> Ints:

@@ -40,6 +40,7 @@ fn events() -> BlockEvents {
         kv_block_bytes: 0,
         dtype: String::new(),
         aliases: Vec::new(),
+        pooled_width: 0,
     };
     BlockEvents::new(&hello)
 }

@@ -124,6 +124,8 @@ pub struct Hello {
     pub dtype: String,
     /// Other names under which clients may ask for its model.
     pub aliases: Vec<String>,
+    /// Values of a pooled prompt: the width of the model's hidden states; 0 where the worker pools none.
+    pub pooled_width: u32,
 }
 
 /// Proof that the worker knows the deployment secret.

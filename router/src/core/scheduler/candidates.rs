@@ -38,7 +38,8 @@ impl<W> Scheduler<W> {
             let open = self.workers.iter().filter(of_kind).filter(|worker| worker.open).count();
             self.pressure.of(role).at(open, now_ms)
         });
-        let splits = self.block_bytes() > 0;
+        // one that generates nothing leaves no KV that somebody else could go on with
+        let splits = wanted.max_tokens > 0 && self.block_bytes() > 0;
         if splits {
             self.workers.iter_mut().for_each(|worker| worker.inbound.refresh(now_ms));
         }

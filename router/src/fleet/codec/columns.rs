@@ -3,8 +3,9 @@
 
 use super::msgpack::{put_array_len, put_nil, put_uint};
 
-/// How an `Output` of a row begins and ends: request and ids, four fields that a plain row has not, drafted and accepted.
-const FIELDS: usize = 8;
+/// How an `Output` of a row begins and ends: request and ids, four fields that a plain row has not, drafted and accepted,
+/// and one more that it has not.
+const FIELDS: usize = 9;
 const ABSENT: usize = 4;
 /// The most bytes of a row beside its ids.
 const ROW_BYTES: usize = 32;
@@ -87,6 +88,7 @@ impl<B: AsRef<[u8]>> OutputColumns<'_, B> {
             }
             put_uint(&mut out, u64::from(self.drafted[row]));
             put_uint(&mut out, u64::from(self.accepted[row]));
+            put_nil(&mut out);
         }
         Ok(out)
     }
@@ -128,6 +130,7 @@ mod tests {
             prompt_logprobs: None,
             drafted,
             accepted,
+            pooled: None,
         }
     }
 

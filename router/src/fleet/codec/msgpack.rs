@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rmp::{Marker, encode};
 
 use crate::core::frame::{
-    FailureKind, Finish, GrammarKind, RefuseReason, RequestId, Role, TransferBackend,
+    FailureKind, Finish, GrammarKind, Pooling, RefuseReason, RequestId, Role, TransferBackend,
     TransferFailure, Word,
 };
 
@@ -306,7 +306,7 @@ macro_rules! words {
     )*};
 }
 
-words! { FailureKind Finish GrammarKind RefuseReason Role TransferBackend TransferFailure }
+words! { FailureKind Finish GrammarKind Pooling RefuseReason Role TransferBackend TransferFailure }
 
 fn word<T: Word>(text: &str) -> Read<T> {
     T::named(text).ok_or_else(|| {

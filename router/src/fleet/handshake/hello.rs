@@ -20,6 +20,8 @@ const TRANSFER_WAYS: usize = 16;
 const SANE_RANKS: u32 = 4096;
 /// More bytes than a KV block can have.
 const SANE_BLOCK_BYTES: u64 = 1 << 32;
+/// More values than a hidden state can have.
+const SANE_WIDTH: u32 = 1 << 16;
 /// More ms than a token, a row or a step can cost.
 const SANE_MS: f64 = 1e6;
 
@@ -66,6 +68,8 @@ pub(super) fn check(hello: &Hello) -> Result<(), Misfit> {
     let fine = (1..=SANE_BLOCKS).contains(&capacity.blocks);
     let expected = format!("1 to {SANE_BLOCKS}");
     require(fine, "capacity.blocks", &expected, &capacity.blocks, "no device has that many")?;
+    let (fine, expected) = (hello.pooled_width <= SANE_WIDTH, format!("0 to {SANE_WIDTH}"));
+    require(fine, "pooled_width", &expected, &hello.pooled_width, "no model is that wide")?;
     if let Some(prior) = &hello.step_prior {
         let StepCost { fixed_ms, prefill_ms, context_ms, row_ms, kv_ms } = *prior;
         let costs = [fixed_ms, prefill_ms, context_ms, row_ms, kv_ms];

@@ -116,9 +116,19 @@ impl RegistryState {
         let Some(pool) = self.pools.get(&hello.model) else {
             return Ok(());
         };
-        let others = pool.workers().any(|worker| worker.hello.worker != hello.worker);
-        if !others {
+        let mut others = pool.workers().filter(|worker| worker.hello.worker != hello.worker);
+        let Some(other) = others.next() else {
             return Ok(()); // it brings its own
+        };
+        let (expected, got) = (other.hello.pooled_width, hello.pooled_width);
+        if expected != got {
+            return refuse(
+                RefuseReason::Mismatch,
+                "pooled_width",
+                expected.to_string(),
+                got.to_string(),
+                "workers of one model name must agree; give another model another name",
+            );
         }
         for (field, expected, got) in compare(&pool.fingerprints, &hello.fingerprints) {
             if expected != got {

@@ -31,6 +31,8 @@ pub struct ServedModel {
     pub context_tokens: u32,
     /// Tokens in a block.
     pub block_tokens: u32,
+    /// Values of a pooled prompt; 0 where its workers pool none.
+    pub pooled_width: u32,
 }
 
 enum Placed {
@@ -54,6 +56,7 @@ impl Registry {
                     engine: Arc::clone(engine),
                     context_tokens,
                     block_tokens: pool.dispatch.scheduler.block_tokens(),
+                    pooled_width: pool.pooled_width(),
                 })),
                 _ => Err(no_worker()),
             },

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 
 use super::*;
-use crate::core::frame::RequestId;
+use crate::core::frame::{Finish, RequestId};
 use crate::limits::memory::MemoryPool;
 
 const WORKER: WorkerId = WorkerId(1);
@@ -20,6 +20,7 @@ fn output(ids: &[u32], logprobs: bool) -> Output {
         prompt_logprobs: None,
         drafted: 0,
         accepted: 0,
+        pooled: None,
     }
 }
 
@@ -82,6 +83,37 @@ fn what_cannot_be_an_output_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn a_vector_has_the_awaited_length_and_finite_values_or_is_refused() {
+    let now = Instant::now();
+    let vector = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let ends = |pooled: Option<Vec<u8>>, finish| Output { pooled, finish, ..output(&[], false) };
+    let length = Some(Finish::Length);
+    let fine = vector(&[0.5, -1e30]);
+    let mailbox = || empty(0).pooling(2);
+    for wrong in [
+        ends(None, length),
+        ends(None, Some(Finish::Stop)),
+        ends(Some(Vec::new()), length),
+        ends(Some(fine[..7].to_vec()), length),
+        ends(Some(vector(&[1.0, 2.0, 3.0])), length),
+        ends(Some(vector(&[1.0, f32::NAN])), length),
+        ends(Some(vector(&[f32::INFINITY, 1.0])), length),
+        ends(Some(fine.clone()), None),
+        ends(Some(fine.clone()), Some(Finish::Cancelled)),
+        output(&[1], false),
+    ] {
+        let shown = format!("{wrong:?}");
+        assert!(mailbox().append(wrong, now).is_wrong().is_some(), "{shown}");
+    }
+    let unasked = empty(0).append(ends(Some(fine.clone()), length), now);
+    assert!(unasked.is_wrong().is_some(), "nobody asked for it");
+    assert_eq!(mailbox().append(ends(None, Some(Finish::Cancelled)), now).is_wrong(), None);
+    let taken = mailbox();
+    assert_eq!(taken.append(ends(Some(fine.clone()), length), now).is_wrong(), None);
+    assert_eq!(take(&taken).pooled, Some(fine));
+}
+
+#[test]
 fn tokens_that_keep_coming_do_not_make_a_stalled_reader_look_awake() {
     let begin = Instant::now();
     let at = |s| begin + Duration::from_secs(s);
@@ -107,6 +139,7 @@ fn ranked(alternatives: u32) -> Output {
         prompt_logprobs: None,
         drafted: 0,
         accepted: 0,
+        pooled: None,
     }
 }
 
