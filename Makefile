@@ -24,7 +24,7 @@ BLOCKS ?=
 OUT ?=
 # Of gpu: 1 for everything small, on the CPU.
 DRY ?=
-# Of chaos: how long, and which plan.
+# Of chaos, soak and fuzz: how long, and which plan.
 SECONDS ?= 600
 SEED ?= 1
 
@@ -112,10 +112,15 @@ attack: setup ## one request, stranger or log against a router that serves other
 	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
 	@PYTHONPATH=tests $(PY) -m attack $(if $(OUT),--out $(OUT)) $(ARGS)
 
+.PHONY: fuzz
+fuzz: setup ## bytes of strangers, workers and files at every parser, 60 s a target (SECONDS, SEED, ARGS="--only frames")
+	@PYTHONPATH=tests $(PY) -m fuzz --seconds $(if $(filter file,$(origin SECONDS)),60,$(SECONDS)) --seed $(SEED) $(ARGS)
+
 .PHONY: soak
-soak: tools ## ten million blocks through the block index, with flat memory
+soak: setup ## minutes of load with churn; memory, descriptors, tasks and bookings must stay flat (SECONDS, SEED, OUT, ARGS)
 	@$(CARGO) test --package headrace-router --test index_memory --locked --quiet -- --ignored
-	@echo 'make soak: memory stayed flat'
+	@echo 'make soak: the block index stayed flat over ten million blocks'
+	@PYTHONPATH=tests $(PY) -m soak --seconds $(SECONDS) --seed $(SEED) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 # Proptest stores failures in files, and finds its folder by the clock and the environment: so no isolation.
 .PHONY: miri
@@ -131,6 +136,8 @@ lint: lint-rust lint-python ## formatting, clippy, ruff, pyright; with cargo-den
 .PHONY: lint-rust
 lint-rust: setup
 	@$(CARGO_ALONE) fmt --all --check
+	@$(CARGO_ALONE) fmt --manifest-path fuzz/Cargo.toml --check
+	@$(CARGO_ALONE) metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	@$(CARGO_ALONE) clippy --workspace --all-targets --locked --quiet -- -D warnings
 	@if $(CARGO_ALONE) deny --version >/dev/null 2>&1; then \
 		$(CARGO_ALONE) deny --log-level error check licenses bans sources; fi
@@ -144,6 +151,7 @@ lint-python: setup
 .PHONY: format
 format: setup ## rewrite Rust and Python in the project's format
 	@$(CARGO) fmt --all
+	@$(CARGO) fmt --manifest-path fuzz/Cargo.toml
 	@$(PY) -m ruff check --quiet --fix .
 	@$(PY) -m ruff format --quiet .
 

@@ -15,7 +15,7 @@ use crate::fleet::{self, Registry, StartError};
 use crate::limits::memory::Memory;
 use crate::limits::shares::Shares;
 use crate::log::LostLines;
-use crate::metrics::{Exposition, Metrics};
+use crate::metrics::{Exposition, Metrics, Tasks};
 
 /// The router without its HTTP server. Tests and `http::app` need no more.
 #[derive(Debug)]
@@ -101,5 +101,6 @@ fn exposed(metrics: &Metrics, fleet: &Arc<Registry>) -> MetricRegistry {
     metrics.register(&mut exposed);
     exposed.register_collector(Box::new(Arc::clone(fleet)));
     exposed.register_collector(Box::new(LostLines::of_this_process()));
+    exposed.register_collector(Box::new(Tasks::of_this_runtime()));
     exposed
 }

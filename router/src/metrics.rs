@@ -11,6 +11,7 @@ mod requests;
 mod responses;
 mod scheduling;
 mod scrape;
+mod tasks;
 mod transfers;
 
 use prometheus_client::metrics::info::Info;
@@ -27,6 +28,7 @@ pub use requests::Requests;
 pub use responses::Responses;
 pub use scheduling::Scheduling;
 pub use scrape::Scrape;
+pub use tasks::Tasks;
 pub use transfers::Transfers;
 pub(crate) use transfers::backend_label;
 

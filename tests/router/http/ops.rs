@@ -34,7 +34,12 @@ async fn metrics_come_in_the_format_that_the_scraper_names() {
     assert!(open.text().contains("# TYPE headrace_links counter\nheadrace_links_total 0\n"));
     assert!(open.text().ends_with("\n# EOF\n"));
     // what is read off at the moment, and what the log counts, is there in both
-    for name in ["headrace_workers{state=\"ready\"} 0", "headrace_log_lines_dropped_total{why="] {
+    let read_off = [
+        "headrace_workers{state=\"ready\"} 0",
+        "headrace_log_lines_dropped_total{why=",
+        "headrace_tasks ",
+    ];
+    for name in read_off {
         assert!(text.text().contains(name) && open.text().contains(name), "{name}");
     }
 }

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from headrace.cli.client import keys
@@ -156,24 +156,39 @@ def events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             if data == b"[DONE]":
                 return
             event = json.loads(data)
-            if "error" in event:
+            if not isinstance(event, dict):
+                raise ChatError(f"the server sent {_clip(data)}, which is no event of a chat")
+            event = cast(dict[str, Any], event)
+            if event.get("error") is not None:
                 raise ChatError(_message(data) or "the server failed")
             yield event
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         raise ChatError(f"the answer broke off: {error}") from error
     raise ChatError("the answer broke off")
 
 
+def _clip(data: bytes) -> str:
+    return data[:60].decode(errors="replace")
+
+
 def _apply(event: dict[str, Any], answer: Answer) -> str:
-    """Take usage and finish reason into `answer`; the new text."""
+    """Take usage and finish reason into `answer`; the new text. Raises ChatError where the event is of another form."""
+    try:
+        return _read(event, answer)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        shown = _clip(json.dumps(event).encode())
+        raise ChatError(f"the server sent {shown}, which is no event of a chat") from error
+
+
+def _read(event: dict[str, Any], answer: Answer) -> str:
     if usage := event.get("usage"):
-        answer.tokens = usage["completion_tokens"]
-        answer.prompt_tokens = usage["prompt_tokens"]
+        answer.tokens = int(usage["completion_tokens"])
+        answer.prompt_tokens = int(usage["prompt_tokens"])
         details = usage.get("prompt_tokens_details") or {}
-        answer.cached_tokens = details.get("cached_tokens") or 0
+        answer.cached_tokens = int(details.get("cached_tokens") or 0)
     for choice in event.get("choices", ()):
         answer.finish = choice.get("finish_reason") or answer.finish
-        return choice.get("delta", {}).get("content") or ""
+        return "" + (choice.get("delta", {}).get("content") or "")
     return ""
 
 
