@@ -35,9 +35,9 @@ use crate::config::STRETCH_BYTES;
 use crate::error::RouteError;
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::process::background;
-use encoding::{Encoding, Input, Rendering};
+use encoding::{Encoding, HERE_BYTES, Input, Rendering};
 pub(crate) use pieces::Pieces;
-use pool::Lane;
+use pool::{Lane, Turn};
 use stop::{StopMatcher, StopSet};
 use template::ChatTemplate;
 use tokenize::TextTokenizer;
@@ -286,8 +286,15 @@ impl PromptEngine {
                 (bytes, Input::lane_of(chat, bytes))
             }
         };
-        let encoding = Encoding::new(Arc::clone(&self.model), input, room, param, salt, charge);
-        self.pool.run_turns(encoding, bytes, lane).await?
+        let mut encoding = Encoding::new(Arc::clone(&self.model), input, room, param, salt, charge);
+        let (mut left, mut lane) = (bytes, lane);
+        if bytes <= HERE_BYTES && lane == Lane::Quick && self.model.text.slow().is_none() {
+            match self.pool.turn_here(&mut encoding)? {
+                Turn::Done(tokens) => return tokens,
+                Turn::More { left: bytes, lane: next } => (left, lane) = (bytes, next),
+            }
+        }
+        self.pool.run_turns(encoding, left, lane).await?
     }
 
     /// Room for a prompt without an answer.

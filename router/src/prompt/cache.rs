@@ -1,4 +1,5 @@
-//! Tokens of recently seen stretches of text, least recently used first out; one bound in bytes for all models.
+//! Tokens of recently seen stretches of text, in one bound of bytes for all models: those seen once go first, then the least
+//! recently used.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,10 +35,15 @@ impl CacheStats {
 ///
 /// A stretch is known by a BLAKE3 digest of model, salt and text, so that nobody can make two that collide, and the text itself
 /// is not kept.
+///
+/// Stretches that nobody asked for again make room for new ones before those that somebody did, so however much text comes
+/// that nobody will send again, three quarters of the room are for what was found useful. Of the latter the least recently
+/// used ones go back among the former.
 #[derive(Debug)]
 pub struct PrefixCache {
     limit_bytes: usize,
-    state: Mutex<State>,
+    /// By a byte of the name, so that threads seldom wait for each other.
+    shards: Box<[Mutex<State>]>,
 }
 
 /// Name of a stretch of text of one model.
@@ -46,16 +52,20 @@ pub(crate) struct StretchHash([u8; 32]);
 
 #[derive(Debug, Default)]
 struct State {
+    limit_bytes: usize,
     index: HashMap<StretchHash, u32>,
     /// The greatest capacity that `index` has had: it is less while places of former entries are not reclaimed.
     index_capacity: usize,
-    /// Entries, and places of former ones. Those in use are a ring in order of use, where the oldest follows the newest.
+    /// Entries, and places of former ones. Those in use are two rings in order of use, where the oldest follows the newest.
     slots: Vec<Slot>,
-    newest: Option<u32>,
+    /// Of those seen once, and of those seen again.
+    newest: [Option<u32>; 2],
     /// Places of former entries, chained by `older`.
     free: Option<u32>,
     /// Of the tokens alone.
     ids_bytes: usize,
+    /// Of entries seen again, all told.
+    again_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -64,7 +74,13 @@ struct Slot {
     ids: Arc<[u32]>,
     older: u32,
     newer: u32,
+    /// It was asked for since it is here.
+    again: bool,
 }
+
+/// Bytes of a shard, and shards, at most: a cache of less has fewer.
+const SHARD_BYTES: usize = 8 << 20;
+const SHARDS: usize = 8;
 
 /// What an allocation costs, the allocator's rounding included: mimalloc's size classes are an eighth apart, so that a
 /// sixteenth is lost on average; glibc adds 8 bytes.
@@ -79,19 +95,21 @@ impl PrefixCache {
     /// A cache of at most so many bytes; 0 switches it off.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Arc<Self> {
-        Arc::new(Self { limit_bytes, state: Mutex::default() })
+        let shards = (limit_bytes / SHARD_BYTES).clamp(1, SHARDS);
+        let state = |_| Mutex::new(State { limit_bytes: limit_bytes / shards, ..State::default() });
+        Arc::new(Self { limit_bytes, shards: (0..shards).map(state).collect() })
     }
 
     /// Memory held, tables and the allocator's share included. Never more than the limit.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.lock().bytes()
+        self.shards.iter().map(|shard| lock(shard).bytes()).sum()
     }
 
     /// Stretches of text whose tokens are kept.
     #[must_use]
     pub fn entries(&self) -> usize {
-        self.lock().index.len()
+        self.shards.iter().map(|shard| lock(shard).index.len()).sum()
     }
 
     pub(crate) fn is_off(&self) -> bool {
@@ -99,37 +117,41 @@ impl PrefixCache {
     }
 
     pub(crate) fn get(&self, name: &StretchHash) -> Option<Arc<[u32]>> {
-        let mut state = self.lock();
+        let mut state = self.shard(name);
         let slot = *state.index.get(name)?;
-        state.unlink(slot);
-        state.link_newest(slot);
+        state.use_again(slot);
         Some(Arc::clone(&state.slots[slot as usize].ids))
     }
 
     pub(crate) fn insert(&self, name: StretchHash, ids: &[u32]) {
+        let limit_bytes = self.limit_bytes / self.shards.len();
         // One huge text must not push everything else out.
-        if ids_bytes(ids) > self.limit_bytes / 4 {
+        if ids_bytes(ids) > limit_bytes / 4 {
             return;
         }
         let ids: Arc<[u32]> = ids.into();
-        let mut state = self.lock();
+        let mut state = self.shard(&name);
         if state.index.contains_key(&name) {
             return;
         }
-        while state.bytes_with(ids_bytes(&ids)) > self.limit_bytes {
+        while state.bytes_with(ids_bytes(&ids)) > limit_bytes {
             if !state.remove_oldest() {
                 return; // not even the tables fit
             }
         }
         state.add(name, ids);
         // the index may grow earlier than it has to
-        while state.bytes() > self.limit_bytes && state.remove_oldest() {}
+        while state.bytes() > limit_bytes && state.remove_oldest() {}
     }
 
-    /// No code that can panic runs under this lock but for a broken invariant, after which a miss is all that happens.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shard(&self, name: &StretchHash) -> MutexGuard<'_, State> {
+        lock(&self.shards[usize::from(name.0[0]) % self.shards.len()])
     }
+}
+
+/// No code that can panic runs under these locks but for a broken invariant, after which a miss is all that happens.
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl StretchHash {
@@ -161,7 +183,7 @@ impl State {
 
     fn add(&mut self, name: StretchHash, ids: Arc<[u32]>) {
         self.ids_bytes += ids_bytes(&ids);
-        let slot = Slot { name, ids, older: 0, newer: 0 };
+        let slot = Slot { name, ids, older: 0, newer: 0, again: false };
         let at = if let Some(at) = self.free {
             self.free = Some(self.slots[at as usize].older).filter(|next| *next != at);
             self.slots[at as usize] = slot;
@@ -175,11 +197,36 @@ impl State {
         self.link_newest(at);
     }
 
+    /// Somebody asked for an entry.
+    fn use_again(&mut self, at: u32) {
+        self.unlink(at);
+        let slot = &mut self.slots[at as usize];
+        if !slot.again {
+            slot.again = true;
+            self.again_bytes += all_bytes(&slot.ids);
+        }
+        self.link_newest(at);
+        while self.again_bytes > self.limit_bytes / 4 * 3 {
+            let Some(oldest) = self.oldest(true) else { return };
+            self.unlink(oldest);
+            let slot = &mut self.slots[oldest as usize];
+            slot.again = false;
+            self.again_bytes -= all_bytes(&slot.ids);
+            self.link_newest(oldest);
+        }
+    }
+
+    fn oldest(&self, again: bool) -> Option<u32> {
+        self.newest[usize::from(again)].map(|newest| self.slots[newest as usize].newer)
+    }
+
     fn remove_oldest(&mut self) -> bool {
-        let Some(newest) = self.newest else { return false };
-        let oldest = self.slots[newest as usize].newer;
+        let Some(oldest) = self.oldest(false).or_else(|| self.oldest(true)) else { return false };
         self.unlink(oldest);
         let slot = &mut self.slots[oldest as usize];
+        if slot.again {
+            self.again_bytes -= all_bytes(&slot.ids);
+        }
         let ids = std::mem::replace(&mut slot.ids, Arc::from([]));
         slot.older = self.free.unwrap_or(oldest); // the last one of the chain points at itself
         self.free = Some(oldest);
@@ -189,23 +236,25 @@ impl State {
         true
     }
 
-    /// Takes an entry out of the ring.
+    /// Takes an entry out of its ring.
     fn unlink(&mut self, at: u32) {
-        let Slot { older, newer, .. } = self.slots[at as usize];
+        let Slot { older, newer, again, .. } = self.slots[at as usize];
+        let newest = &mut self.newest[usize::from(again)];
         if older == at {
-            self.newest = None;
+            *newest = None;
             return;
+        }
+        if *newest == Some(at) {
+            *newest = Some(older);
         }
         self.slots[older as usize].newer = newer;
         self.slots[newer as usize].older = older;
-        if self.newest == Some(at) {
-            self.newest = Some(older);
-        }
     }
 
-    /// Puts an entry into the ring as the one used last.
+    /// Puts an entry into its ring as the one used last.
     fn link_newest(&mut self, at: u32) {
-        let (older, newer) = match self.newest {
+        let ring = usize::from(self.slots[at as usize].again);
+        let (older, newer) = match self.newest[ring] {
             None => (at, at),
             Some(newest) => (newest, self.slots[newest as usize].newer),
         };
@@ -213,7 +262,7 @@ impl State {
         self.slots[at as usize].newer = newer;
         self.slots[older as usize].newer = at;
         self.slots[newer as usize].older = at;
-        self.newest = Some(at);
+        self.newest[ring] = Some(at);
     }
 }
 
@@ -229,6 +278,11 @@ fn tables(index: usize, slots: usize) -> usize {
 /// Of one entry's tokens, counted as they are allocated.
 fn ids_bytes(ids: &[u32]) -> usize {
     allocated(ARC_BYTES + size_of_val(ids))
+}
+
+/// Of one entry with its share of the tables, at most.
+fn all_bytes(ids: &[u32]) -> usize {
+    ids_bytes(ids) + 2 * (size_of::<(StretchHash, u32)>() + size_of::<Slot>())
 }
 
 #[cfg(test)]
@@ -298,7 +352,7 @@ mod tests {
             most = most.max(cache.entries());
         }
         assert!(most > 3 && cache.entries() > 3, "{most} entries at most");
-        assert!(cache.lock().slots.len() <= most, "no more places than entries at once");
+        assert!(lock(&cache.shards[0]).slots.len() <= most, "no more places than entries at once");
     }
 
     #[test]
@@ -314,31 +368,80 @@ mod tests {
         }
     }
 
+    #[test]
+    fn texts_that_nobody_sends_again_push_out_nothing_that_somebody_did() {
+        let cache = PrefixCache::new(100_000);
+        let useful = ["a", "b", "c", "d"];
+        for text in useful {
+            cache.insert(name(text), &[1; 1_000]);
+            assert!(cache.get(&name(text)).is_some());
+        }
+        for round in 0..1_000 {
+            cache.insert(name(&round.to_string()), &[2; 1_000]);
+        }
+        assert!(useful.iter().all(|text| cache.get(&name(text)).is_some()));
+        // until others are found useful in their turn
+        for round in 0..100 {
+            let text = format!("new {round}");
+            cache.insert(name(&text), &[3; 1_000]);
+            assert!(cache.get(&name(&text)).is_some());
+        }
+        assert!(useful.iter().all(|text| cache.get(&name(text)).is_none()));
+    }
+
+    #[test]
+    fn shards_share_the_bound_and_the_names() {
+        let limit = 40 << 20;
+        let cache = PrefixCache::new(limit);
+        assert_eq!(cache.shards.len(), 5);
+        for text in 0..60_u32 {
+            cache.insert(name(&text.to_string()), &vec![text; 400_000]);
+            assert!(cache.bytes() <= limit);
+            assert_eq!(cache.get(&name(&text.to_string())).unwrap()[0], text);
+        }
+        assert!(cache.shards.iter().all(|shard| !lock(shard).index.is_empty()));
+        assert!(cache.entries() > 15 && cache.bytes() > limit / 2);
+    }
+
     proptest! {
         #[test]
-        fn it_is_an_exact_bounded_lru(ops in prop::collection::vec((0_u8..12, 0_usize..40), 0..300)) {
+        fn it_is_an_exact_bounded_lru_of_two_parts(ops in prop::collection::vec((0_u8..12, 0_usize..40), 0..300)) {
             let limit = 3_000;
             let cache = PrefixCache::new(limit);
-            let mut order: Vec<u8> = Vec::new(); // oldest first
+            // oldest first: those seen once, those seen again; each with the number of its tokens
+            let [mut once, mut again]: [Vec<(u8, usize)>; 2] = [vec![], vec![]];
+            let all = |of: &[(u8, usize)]| of.iter().map(|(_, len)| all_bytes(&vec![0; *len])).sum::<usize>();
             for (key, len) in ops {
                 let text = key.to_string();
                 if let Some(ids) = cache.get(&name(&text)) {
                     prop_assert!(ids.iter().all(|id| *id == u32::from(key)));
-                    order.retain(|other| *other != key);
-                    order.push(key);
+                    for of in [&mut once, &mut again] {
+                        of.retain(|(other, _)| *other != key);
+                    }
+                    again.push((key, ids.len()));
+                    while all(&again) > limit / 4 * 3 {
+                        once.push(again.remove(0));
+                    }
                 } else {
-                    prop_assert!(!order.contains(&key));
+                    prop_assert!(once.iter().chain(&again).all(|(other, _)| *other != key));
                     cache.insert(name(&text), &vec![u32::from(key); len]);
-                    order.push(key);
-                    order.drain(..order.len() - cache.entries());
+                    once.push((key, len));
+                    let there = lock(&cache.shards[0]).index.contains_key(&name(&text));
+                    while once.len() + again.len() > cache.entries() {
+                        // the new one goes last, where tables that grew leave it no room
+                        let others = once.len() > 1 || !there;
+                        (if others { &mut once } else { &mut again }).remove(0);
+                    }
                 }
-                let state = cache.lock();
-                let held: usize = order.iter().map(|key| {
+                let state = lock(&cache.shards[0]);
+                let held: usize = once.iter().chain(&again).map(|(key, len)| {
                     let slot = state.index[&name(&key.to_string())];
+                    assert_eq!(state.slots[slot as usize].ids.len(), *len);
                     ids_bytes(&state.slots[slot as usize].ids)
                 }).sum();
                 prop_assert_eq!(held, state.ids_bytes);
-                prop_assert_eq!(order.len(), state.index.len());
+                prop_assert_eq!(all(&again), state.again_bytes);
+                prop_assert_eq!(once.len() + again.len(), state.index.len());
                 prop_assert!(state.bytes() <= limit);
             }
         }

@@ -1,5 +1,4 @@
-//! Stretches of a text that are tokenised alone and remembered: from one added token, such as the begin of a message, to
-//! another.
+//! Where texts may be cut before added tokens, such as the begin of a message.
 
 use aho_corasick::{AhoCorasick, Input, MatchKind};
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer};
@@ -24,9 +23,13 @@ pub(crate) struct Cuts {
     usable: Vec<bool>,
 }
 
-/// Segments end before the first possible cut after this many bytes: short ones cost more to look up than to tokenise
+/// Stretches end before the first possible cut after this many bytes: short ones cost more to look up than to tokenise
 /// (a guess, not tuned).
 pub(crate) const MIN_SEGMENT_BYTES: usize = 512;
+
+/// Stretches end at the first seam after this many bytes. What several prompts have in common is found up to the last
+/// such place in it; every stretch costs a look-up (a guess, not tuned).
+pub(crate) const SEGMENT_BYTES: usize = 2 << 10;
 
 impl Cuts {
     /// # Errors
@@ -58,19 +61,18 @@ impl Cuts {
         Ok(Self { scan, usable })
     }
 
-    /// Where the stretch of `text` ends that begins at `start`, which is 0 or where another one ended. It has at least
-    /// [`MIN_SEGMENT_BYTES`] but for the last. The end depends only on the text before, so a longer text has the same
-    /// stretches up to its new part.
+    /// The first cut of `text` that is [`MIN_SEGMENT_BYTES`] or more after `start`, which is 0 or where another stretch
+    /// begins; the text's end where there is none.
     pub(crate) fn end(&self, text: &str, start: usize) -> usize {
         self.end_after(text, start, MIN_SEGMENT_BYTES)
     }
 
-    /// The same with stretches as short as can be.
+    /// The same with no least distance.
     pub(crate) fn nearest_end(&self, text: &str, start: usize) -> usize {
         self.end_after(text, start, 1)
     }
 
-    /// A scan may begin anew where a token matched: it finds that one first.
+    /// A scan may begin anew where a token matched, which it finds first, and at a seam, as no token has one inside.
     fn end_after(&self, text: &str, start: usize, min: usize) -> usize {
         let matches = self.scan.find_iter(Input::new(text).span(start..text.len()));
         let mut starts = matches.filter(|m| self.usable[m.pattern().as_usize()]).map(|m| m.start());

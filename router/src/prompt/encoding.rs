@@ -59,6 +59,19 @@ enum State {
     Over,
 }
 
+/// Bytes of a text that is tokenised on the thread that asks for it, which other connections wait for: some 0.1 ms, where the
+/// way to another thread and back is as long.
+pub(super) const HERE_BYTES: usize = 4 << 10;
+
+/// Whatever takes too long in one lane is for the next one.
+fn later<T>(left: usize, lane: Lane) -> Turn<T> {
+    let lane = match lane {
+        Lane::Here => Lane::Quick,
+        Lane::Quick | Lane::Slow => Lane::Slow,
+    };
+    Turn::More { left, lane }
+}
+
 /// What came of a chat in one turn.
 enum Rendered {
     Walk(Walk),
@@ -126,23 +139,26 @@ impl Encoding {
                     let prepared = self.model.template()?.prepare(chat)?;
                     match self.rendered(prepared, lane)? {
                         Rendered::Walk(walk) => walk,
-                        Rendered::Later { left } => {
-                            return Ok(Turn::More { left, lane: Lane::Slow });
-                        }
+                        Rendered::Later { left } => return Ok(later(left, lane)),
                     }
                 }
             }
             State::Prepared(prepared) => match self.rendered(prepared, lane)? {
                 Rendered::Walk(walk) => walk,
-                Rendered::Later { left } => return Ok(Turn::More { left, lane: Lane::Slow }),
+                Rendered::Later { left } => return Ok(later(left, lane)),
             },
             State::Walking(walk) => walk,
             State::Over => {
                 return Err(RouteError::mistake("a prompt was tokenised twice"));
             }
         };
-        let rendered_slowly = lane == Lane::Slow && walk.is_new();
-        let walked = if rendered_slowly && walk.left() > PIECE_BYTES {
+        let most_here = match lane {
+            Lane::Here => HERE_BYTES,
+            // a text that was rendered slowly is tokenised beside the others
+            Lane::Slow if walk.is_new() => PIECE_BYTES,
+            Lane::Quick | Lane::Slow => usize::MAX,
+        };
+        let walked = if walk.left() > most_here {
             Walked::Pausing { slow: false }
         } else {
             let limits = WalkLimits {
@@ -165,11 +181,13 @@ impl Encoding {
         }
     }
 
-    /// In the quick lane only what is rendered quickly.
+    /// But for the slow lane only what is rendered quickly.
     fn rendered(&mut self, prepared: Prepared, lane: Lane) -> Result<Rendered, RouteError> {
         let (template, longest) = (self.model.template()?, Some(self.model.longest_text()));
         let text = match lane {
-            Lane::Quick => template.render_quickly(&prepared, longest)?,
+            Lane::Here | Lane::Quick => {
+                template.render_quickly(&prepared, longest, lane == Lane::Here)?
+            }
             Lane::Slow => Some(template.render(&prepared, longest)?),
         };
         let Some(text) = text else {

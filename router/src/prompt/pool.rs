@@ -47,6 +47,8 @@ pub(crate) enum Lane {
     Quick,
     /// A thread of low priority for turns that may take longer.
     Slow,
+    /// The thread of whoever asks: for a first turn that takes less than the way to another thread. Nothing waits here.
+    Here,
 }
 
 /// Work that is done in turns.
@@ -165,6 +167,19 @@ impl TokenizePool {
             Ok(Err(panic)) => Err(RouteError::internal("the tokenizer failed", panic)),
             Err(_) => Err(RouteError::ShuttingDown),
         }
+    }
+
+    /// Does the first turn of `work` on this thread. What is left is for [`Self::run_turns`].
+    ///
+    /// # Errors
+    /// `ShuttingDown` after [`Self::shutdown`], `Internal` if the work panicked.
+    pub(crate) fn turn_here<W: Turns>(&self, work: &mut W) -> Result<Turn<W::Output>, RouteError> {
+        if lock(&self.shared.lanes).closed {
+            return Err(RouteError::ShuttingDown);
+        }
+        // whoever reads an error drops the work
+        catch_unwind(AssertUnwindSafe(|| work.turn(Lane::Here)))
+            .map_err(|panic| RouteError::internal("the tokenizer failed", Panicked::with(&*panic)))
     }
 
     /// Jobs that wait for a thread.

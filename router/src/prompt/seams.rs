@@ -173,6 +173,12 @@ impl Seams {
         }
     }
 
+    /// The first place from `from` on, and before `to`, at which `text` may be cut, and where the rest begins.
+    pub(crate) fn first(&self, text: &str, from: usize, to: usize) -> Option<(usize, usize)> {
+        let at = (from.max(1)..to).find(|at| self.is_seam(text, *at))?;
+        Some((at, at + usize::from(self.leaves_space_out)))
+    }
+
     /// All places at which `text` may be cut, and where the rest begins.
     pub(crate) fn all<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (usize, usize)> + 'a {
         (1..text.len())

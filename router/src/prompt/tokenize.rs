@@ -8,15 +8,16 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::PromptError;
 use super::cache::{CacheStats, PrefixCache, StretchHash};
-use super::cuts::{Cuts, MIN_SEGMENT_BYTES};
+use super::cuts::{Cuts, MIN_SEGMENT_BYTES, SEGMENT_BYTES};
 use super::fast::FastEncoder;
 use super::length::LeastTokens;
 use super::seams::Seams;
 
 /// The tokenizer of one model.
 ///
-/// A text is cut before added tokens ([`Cuts`]) into stretches that are remembered, and a long stretch between words
-/// ([`Seams`]) into pieces, each of which is tokenised alone: by [`FastEncoder`] where this tokenizer is written out, else
+/// A text is cut before added tokens ([`Cuts`]) and between words ([`Seams`]) into stretches of some [`SEGMENT_BYTES`] that
+/// are remembered. Where one ends depends on what stands before alone, so texts that begin alike have the same stretches as
+/// far as they are alike. Stretches without seams may be long; they are cut into pieces where they can be, each of which is tokenised alone: by [`FastEncoder`] where this tokenizer is written out, else
 /// by `tokenizers`. What the post-processor adds is the same for
 /// every text: it is found with two probes; where they differ, a text that gets it is never cut.
 #[derive(Debug)]
@@ -59,6 +60,8 @@ pub(crate) struct Walk {
     special: bool,
     /// Everything before is done.
     at: usize,
+    /// Where the next added token is that it may be cut before; known for places that are [`MIN_SEGMENT_BYTES`] before.
+    cut: usize,
     /// The stretch that is done in pieces.
     open: Option<Stretch>,
     /// Its tokens, if they were known.
@@ -71,8 +74,12 @@ pub(crate) struct Walk {
 struct Stretch {
     start: usize,
     end: usize,
+    /// The rest begins there.
+    next: usize,
     /// Its tokens begin there.
     first_id: usize,
+    /// Under which its tokens are kept.
+    name: Option<StretchHash>,
 }
 
 /// How far a text may go.
@@ -219,7 +226,7 @@ impl TextTokenizer {
         if let (true, Some(frame)) = (special, &self.frame) {
             ids.extend(&frame.before);
         }
-        Walk { text, salt: Vec::new(), special, at: 0, open: None, cached: None, ids }
+        Walk { text, salt: Vec::new(), special, at: 0, cut: 0, open: None, cached: None, ids }
     }
 
     /// Goes on for about [`PIECE_BYTES`] of text.
@@ -239,7 +246,7 @@ impl TextTokenizer {
             if let Some(cached) = walk.cached.take() {
                 walk.ids.extend_from_slice(&cached);
                 work += (stretch.end - stretch.start) / CACHED_DISCOUNT;
-                (walk.at, walk.open) = (stretch.end, None);
+                (walk.at, walk.open) = (stretch.next, None);
             } else {
                 let (end, next) = self.piece_end(walk, stretch, limits.stretch_bytes)?;
                 let bytes = end - walk.at;
@@ -251,10 +258,11 @@ impl TextTokenizer {
                 encoded.map_err(WalkError::Tokenizer)?;
                 work += if self.fast.is_ok() { bytes / FAST_DISCOUNT } else { bytes };
                 walk.at = next;
-                if walk.at == stretch.end {
-                    let ids = &walk.ids[stretch.first_id..];
-                    self.remember(&walk.salt, walk.stretch_text(stretch), ids);
-                    walk.open = None;
+                if next >= stretch.end {
+                    if let Some(name) = stretch.name {
+                        self.cache.insert(name, &walk.ids[stretch.first_id..]);
+                    }
+                    (walk.at, walk.open) = (stretch.next, None);
                 }
             }
             if walk.ids.len() > limits.tokens {
@@ -269,18 +277,30 @@ impl TextTokenizer {
 
     /// The next stretch, and its tokens if they are known.
     fn open(&self, walk: &mut Walk) -> Stretch {
-        let end = self.stretch_end(&walk.text, walk.at, walk.special);
-        let stretch = Stretch { start: walk.at, end, first_id: walk.ids.len() };
+        let start = walk.at;
+        let (end, next) = self.stretch_end(walk);
+        let text = &walk.text[start..end];
+        let cached = text.len() >= MIN_SEGMENT_BYTES && self.cuts.is_ok() && !self.cache.is_off();
+        let name = cached.then(|| StretchHash::new(self.number, &walk.salt, text));
+        walk.cached = name.and_then(|name| self.lookup(&name, text.len()));
+        let stretch = Stretch { start, end, next, first_id: walk.ids.len(), name };
         walk.open = Some(stretch);
-        walk.cached = self.lookup(&walk.salt, walk.stretch_text(stretch));
         stretch
     }
 
-    fn stretch_end(&self, text: &str, start: usize, special: bool) -> usize {
-        match &self.cuts {
-            Ok(cuts) if !special || self.frame.is_some() => cuts.end(text, start),
-            Ok(_) | Err(_) => text.len(),
+    /// Where the stretch ends that begins here, and where the rest begins.
+    fn stretch_end(&self, walk: &mut Walk) -> (usize, usize) {
+        let (text, start) = (walk.text.as_str(), walk.at);
+        let cuts = match &self.cuts {
+            Ok(cuts) if !walk.special || self.frame.is_some() => cuts,
+            Ok(_) | Err(_) => return (text.len(), text.len()),
+        };
+        if walk.cut < start + MIN_SEGMENT_BYTES {
+            walk.cut = cuts.end(text, start);
         }
+        let seams = self.seams.as_ref().ok();
+        let seam = seams.and_then(|seams| seams.first(text, start + SEGMENT_BYTES, walk.cut));
+        seam.unwrap_or((walk.cut, walk.cut))
     }
 
     /// Where the next piece of an open stretch ends, and where the one after begins.
@@ -314,29 +334,16 @@ impl TextTokenizer {
         Ok(encoding.map_err(PromptError::Encode)?.get_ids().to_vec())
     }
 
-    fn is_cached(&self, stretch: &str) -> bool {
-        stretch.len() >= MIN_SEGMENT_BYTES && self.cuts.is_ok() && !self.cache.is_off()
-    }
-
-    fn lookup(&self, salt: &[u8], stretch: &str) -> Option<Arc<[u32]>> {
-        if !self.is_cached(stretch) {
-            return None;
-        }
-        let found = self.cache.get(&StretchHash::new(self.number, salt, stretch));
-        let (times, bytes) = if found.is_some() {
+    fn lookup(&self, name: &StretchHash, bytes: usize) -> Option<Arc<[u32]>> {
+        let found = self.cache.get(name);
+        let (times, of_text) = if found.is_some() {
             (&self.counts.hits, &self.counts.hit_bytes)
         } else {
             (&self.counts.misses, &self.counts.tokenized_bytes)
         };
         times.fetch_add(1, Ordering::Relaxed);
-        bytes.fetch_add(stretch.len() as u64, Ordering::Relaxed);
+        of_text.fetch_add(bytes as u64, Ordering::Relaxed);
         found
-    }
-
-    fn remember(&self, salt: &[u8], stretch: &str, ids: &[u32]) {
-        if self.is_cached(stretch) {
-            self.cache.insert(StretchHash::new(self.number, salt, stretch), ids);
-        }
     }
 
     /// What the post-processor puts around any text.
@@ -449,9 +456,5 @@ impl Walk {
     /// Nothing of it was looked at.
     pub(crate) fn is_new(&self) -> bool {
         self.at == 0 && self.open.is_none()
-    }
-
-    fn stretch_text(&self, stretch: Stretch) -> &str {
-        &self.text[stretch.start..stretch.end]
     }
 }

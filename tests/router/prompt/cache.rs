@@ -46,6 +46,32 @@ fn a_growing_chat_tokenises_only_its_tail() {
     }
 }
 
+/// A system prompt or a document inside one message is the usual case.
+#[test]
+fn what_messages_have_in_common_is_tokenised_once_wherever_they_part() {
+    let words = "The river's 12 mills (of 1834) run, don't they? It\u{e9} \u{65e5}\u{672c}\u{8a9e}\u{3002}\n\n  x = y + 1;\r\n";
+    let common: String = (0..120).map(|i| format!("{i} {words}")).collect();
+    assert!(common.len() > 10_000);
+    for (name, json) in variants() {
+        let (engine, oracle) = (engine(&json, None), json.parse::<Tokenizer>().unwrap());
+        for i in 0..4 {
+            let own = format!("a question of its own, {i}. ").repeat(20);
+            let most = common.len() - 700 * i;
+            let end = (0..=most).rev().find(|at| common.is_char_boundary(*at)).unwrap();
+            let text = format!("<|im_start|>user {} {own}<|im_end|>", &common[..end]);
+            let ids = block_on(engine.encode_text(text.clone(), true)).unwrap();
+            let expected = oracle.encode_fast(text, true).unwrap();
+            assert!(ids == expected.get_ids(), "{name}, text {i}");
+        }
+        let stats = engine.cache_stats();
+        if stats.uncut.is_none() {
+            // all but the stretch in which they part
+            let least = 3 * (common.len() - 3 * 700 - 2_500) as u64;
+            assert!(stats.hit_bytes >= least, "{name}: {stats:?}, {least}");
+        }
+    }
+}
+
 #[test]
 fn the_cache_says_why_it_is_off() {
     let reason = |json: &str| engine(json, None).cache_stats().off.unwrap_or("on");

@@ -301,3 +301,31 @@ async fn shutdown_ends_work_at_its_next_turn() {
     stop.await.unwrap();
     assert!(matches!(endless.await, Err(RouteError::ShuttingDown)));
 }
+
+/// Work that says on which thread it was done.
+struct Where(Option<usize>);
+
+impl Turns for Where {
+    type Output = std::thread::ThreadId;
+
+    fn turn(&mut self, lane: Lane) -> Turn<Self::Output> {
+        match self.0.take() {
+            Some(left) if lane == Lane::Here => Turn::More { left, lane: Lane::Quick },
+            _ => Turn::Done(std::thread::current().id()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_first_turn_may_be_done_by_the_thread_that_asks() {
+    let pool = TokenizePool::new(1, 4).unwrap();
+    let here = std::thread::current().id();
+    assert!(matches!(pool.turn_here(&mut Where(None)), Ok(Turn::Done(thread)) if thread == here));
+    let mut work = Where(Some(7));
+    let Ok(Turn::More { left, lane }) = pool.turn_here(&mut work) else { panic!("it was done") };
+    assert_ne!(pool.run_turns(work, left, lane).await.unwrap(), here);
+    let mut broken = Once(Some(|| panic!("broken")));
+    assert!(matches!(pool.turn_here::<Once<_>>(&mut broken), Err(RouteError::Internal { .. })));
+    pool.shutdown();
+    assert!(matches!(pool.turn_here(&mut Where(None)), Err(RouteError::ShuttingDown)));
+}

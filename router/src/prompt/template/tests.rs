@@ -161,11 +161,29 @@ fn what_takes_long_is_left_to_those_who_have_time_and_is_the_same_then() {
         ..chat(&text.into())
     };
     let short = template.prepare(open("few")).unwrap();
-    assert_eq!(template.render_quickly(&short, None).unwrap().as_deref(), Some("few"));
+    assert_eq!(template.render_quickly(&short, None, false).unwrap().as_deref(), Some("few"));
     let text = "x".repeat(300); // enough for that, and far from the seconds that a busy machine may take
     let long = template.prepare(open(&text)).unwrap();
-    assert_eq!(template.render_quickly(&long, None).unwrap(), None);
+    assert_eq!(template.render_quickly(&long, None, false).unwrap(), None);
     assert_eq!(template.render(&long, None).unwrap(), text);
-    let message = template.render_quickly(&long, Some(10));
+    let message = template.render_quickly(&long, Some(10), false);
     assert!(message.unwrap().is_none(), "it did not come to its output");
+}
+
+/// A thread that serves sockets has the stack of this test, an eighth of those of the tokeniser.
+#[test]
+fn a_rendering_beside_sockets_stops_early_at_any_bound_and_is_the_same_elsewhere() {
+    let deep = "{% macro down(n) %}{% if n > 0 %}{{ down(n - 1) }}{% else %}end{% endif %}{% endmacro %}\
+        {{ down(messages[0].content | length) }}";
+    let wide = "{% for a in range(20000) %}{% set x = a %}{% endfor %}end";
+    for (source, text) in [(deep, "xxx".repeat(10)), (wide, String::new())] {
+        let template = template(source).unwrap();
+        let prepared = template.prepare(chat(&text.into())).unwrap();
+        assert_eq!(template.render_quickly(&prepared, None, true).unwrap(), None);
+        let elsewhere = template.render_quickly(&prepared, None, false).unwrap();
+        assert_eq!(elsewhere.as_deref(), Some("end"));
+    }
+    let short = template("{{ messages[0].content }}").unwrap();
+    let prepared = short.prepare(chat(&"short".into())).unwrap();
+    assert_eq!(short.render_quickly(&prepared, None, true).unwrap().as_deref(), Some("short"));
 }
