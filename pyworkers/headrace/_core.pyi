@@ -364,8 +364,15 @@ class GrammarVocabulary:
     def knows(self, kind: str, source: str) -> bool:
         """Whether it was compiled before, and is still kept."""
 
+    def prepare(self, kind: str, source: str) -> None:
+        """Compiled now, where it was not before, for a request that comes to `compile` later. Whether it is a grammar
+        is said there.
+        """
+
     def compile(self, kind: str, source: str) -> CompiledGrammar:
-        """Compiled now, or found among those compiled before. Raises `ValueError` that says what is wrong."""
+        """For a request: compiled now, or found among those compiled before. Raises `ValueError` that says what is
+        wrong.
+        """
 
     @property
     def tokens(self) -> int:
@@ -377,7 +384,7 @@ class GrammarVocabulary:
 
     @property
     def found(self) -> int:
-        """Grammars that had been compiled before."""
+        """Requests whose grammar another one had before."""
 
     @property
     def compile_us(self) -> int:

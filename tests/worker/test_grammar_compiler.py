@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace._core import CompiledGrammar, GrammarVocabulary
+from headrace._core import GrammarVocabulary
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.wire.frames import Cancel, Continue, Grammar, GrammarKind, Sampling, Submit, Ticket
 from headrace.worker.grammar_compiler import MOST_OF_REQUEST, MOST_WAITING, GrammarCompiler
@@ -30,13 +30,12 @@ class Slow:
         del kind
         return source in self.known
 
-    def compile(self, kind: str, source: str) -> CompiledGrammar:
+    def prepare(self, kind: str, source: str) -> None:
         del kind
         self.may.wait()
         self.known.add(source)
         if source == "wrong":
             raise ValueError("no grammar")
-        return cast("CompiledGrammar", None)
 
 
 @dataclass

@@ -1,11 +1,13 @@
 //! The tokens of a model, and grammars compiled for them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use headrace_router::core::frame::{Grammar, GrammarKind, Reasoning, Word as _};
-use headrace_router::request::grammar::{Compiled, Follower, GrammarTokens, KnownGrammars};
+use headrace_router::request::grammar::{
+    Compiled, Follower, GrammarTokens, KnownGrammar, KnownGrammars,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -15,10 +17,17 @@ const KNOWN_GRAMMARS: usize = 64;
 #[pyclass(frozen, module = "headrace._core")]
 pub(crate) struct GrammarVocabulary {
     vocabulary: Arc<GrammarTokens>,
-    known: KnownGrammars<Compiled>,
+    known: KnownGrammars<Known>,
     compiled: AtomicU64,
     found: AtomicU64,
     compile_us: AtomicU64,
+}
+
+/// A grammar that is kept.
+struct Known {
+    compiled: Arc<Compiled>,
+    /// A request has it.
+    used: AtomicBool,
 }
 
 impl GrammarVocabulary {
@@ -30,6 +39,24 @@ impl GrammarVocabulary {
             found: AtomicU64::new(0),
             compile_us: AtomicU64::new(0),
         }
+    }
+
+    fn known(&self, kind: &str, source: &str) -> PyResult<KnownGrammar<Known>> {
+        let kind = GrammarKind::named(kind)
+            .ok_or_else(|| PyValueError::new_err(format!("no kind of grammar {kind:?}")))?;
+        let grammar = Grammar { kind, source: source.into() };
+        if let Some(known) = self.known.get(&grammar) {
+            return Ok(known);
+        }
+        let began = Instant::now();
+        let made = self.vocabulary.compile(&grammar).map(|compiled| {
+            Arc::new(Known { compiled: Arc::new(compiled), used: AtomicBool::new(false) })
+        });
+        let us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.compile_us.fetch_add(us, Ordering::Relaxed);
+        self.compiled.fetch_add(1, Ordering::Relaxed);
+        self.known.put(grammar, made.clone());
+        Ok(made)
     }
 }
 
@@ -55,25 +82,18 @@ impl GrammarVocabulary {
         grammar.is_some()
     }
 
+    fn prepare(&self, py: Python<'_>, kind: &str, source: &str) -> PyResult<()> {
+        // what is wrong is known now, too: whoever takes the request in meets it again
+        py.detach(|| self.known(kind, source)).map(drop)
+    }
+
     fn compile(&self, py: Python<'_>, kind: &str, source: &str) -> PyResult<CompiledGrammar> {
-        let kind = GrammarKind::named(kind)
-            .ok_or_else(|| PyValueError::new_err(format!("no kind of grammar {kind:?}")))?;
-        let grammar = Grammar { kind, source: source.into() };
-        let known = py.detach(|| {
-            if let Some(known) = self.known.get(&grammar) {
-                self.found.fetch_add(1, Ordering::Relaxed);
-                return known;
-            }
-            let began = Instant::now();
-            let made = self.vocabulary.compile(&grammar).map(Arc::new);
-            let us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-            self.compile_us.fetch_add(us, Ordering::Relaxed);
-            self.compiled.fetch_add(1, Ordering::Relaxed);
-            self.known.put(grammar, made.clone());
-            made
-        });
-        let compiled = known.map_err(|error| PyValueError::new_err(error.to_string()))?;
-        Ok(CompiledGrammar { compiled })
+        let known = py.detach(|| self.known(kind, source))?;
+        let known = known.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        if known.used.swap(true, Ordering::Relaxed) {
+            self.found.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(CompiledGrammar { compiled: Arc::clone(&known.compiled) })
     }
 
     #[getter]

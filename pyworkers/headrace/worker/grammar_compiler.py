@@ -19,7 +19,7 @@ from headrace.wire.frames import Cancel, Continue, Submit, Ticket
 from headrace.worker.sessions import EngineInput, Left
 
 if TYPE_CHECKING:
-    from headrace._core import CompiledGrammar, GrammarVocabulary
+    from headrace._core import GrammarVocabulary
 
 MOST_WAITING = 256  # requests whose grammar is to be compiled. A guess
 MOST_OF_REQUEST = 4  # of one request: a Submit, a ticket, and how it goes on
@@ -79,14 +79,14 @@ class GrammarCompiler:
             raise RequestError(FailureKind.QUEUE_FULL, text)
         held = self._held[key] = Held([given])
         compiling = asyncio.get_running_loop().run_in_executor(
-            self._thread, vocabulary.compile, grammar.kind, grammar.source
+            self._thread, vocabulary.prepare, grammar.kind, grammar.source
         )
         compiling.add_done_callback(partial(self._compiled, held))
         return True
 
-    def _compiled(self, held: Held, compiling: asyncio.Future[CompiledGrammar]) -> None:
+    def _compiled(self, held: Held, compiling: asyncio.Future[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            compiling.exception()  # known now, too: whoever takes the request in meets it again
+            compiling.exception()  # whoever takes the request in meets it again
         held.compiled = True
         self._wake()
 

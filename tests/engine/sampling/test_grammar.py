@@ -216,6 +216,22 @@ def test_a_grammar_is_compiled_once() -> None:
     assert (vocabulary.compiled, vocabulary.found) == (1, 2)
 
 
+def test_a_grammar_that_was_prepared_for_a_request_is_not_found_by_it() -> None:
+    vocabulary = toy_vocabulary()
+    for _ in range(2):
+        vocabulary.prepare(JSON.kind, JSON.source)
+    assert vocabulary.knows(JSON.kind, JSON.source)
+    engine = engine_on(ToyModel(), vocabulary=vocabulary)
+    for seed in range(3):
+        engine.submit(a_submit(seed, JSON))
+        totals = engine.grammar_totals
+        assert (totals.compiled, totals.known) == (1, seed)
+    vocabulary.prepare(GrammarKind.REGEX, "(")
+    with pytest.raises(RequestError, match="grammar"):
+        engine.submit(a_submit(9, Grammar(GrammarKind.REGEX, "(")))
+    assert engine.grammar_totals.compiled == 2, "that it is none is known, too"
+
+
 def test_the_wrong_vocabulary_is_no_vocabulary() -> None:
     with pytest.raises(ValueError, match="tokens"):
         engine_on(ToyModel(vocab_size=51), vocabulary=toy_vocabulary())
