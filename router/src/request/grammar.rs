@@ -7,6 +7,7 @@
 mod compile;
 mod endless;
 mod follower;
+mod formats;
 mod gbnf;
 mod known;
 mod place;

@@ -10,7 +10,8 @@ import jsonschema
 import openai
 import pytest
 
-from helpers.serving.server import Server
+from helpers.engine.toy_grammar import too_ambiguous
+from helpers.serving.server import Server, eventually
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -107,3 +108,73 @@ def test_each_choice_follows(tiny: Server) -> None:
     for text in texts:
         check(text)
     assert len(set(texts)) > 1
+
+
+def test_a_bound_that_is_met_in_mid_answer_fails_the_request_alone_and_is_not_tried_again(
+    tiny: Server,
+) -> None:
+    question = [{"role": "user", "content": "Say something."}]
+    other = {"model": tiny.model, "messages": question, "seed": 3, "max_tokens": 60}
+    other |= {"ignore_eos": True, "temperature": 1}
+    bounded = {"model": tiny.model, "messages": question, "max_tokens": 60, "seed": 1}
+    bounded |= {"guided_grammar": too_ambiguous().source}
+    alone = tiny.post("/v1/chat/completions", other).json["choices"][0]["message"]["content"]
+    before = metric(tiny, "headrace_retries_total")
+    with tiny.stream("/v1/chat/completions", other) as events:
+        text = said(next(events))
+        refused = tiny.post("/v1/chat/completions", bounded)
+        text += "".join(said(event) for event in events if event != "[DONE]")
+    assert text == alone
+    assert (refused.status, refused.error["code"]) == (400, "grammar"), refused.json
+    assert "no token can go on under the grammar" in refused.error["message"]
+    with tiny.stream("/v1/chat/completions", bounded) as events:
+        *chunks, error = [json.loads(event) for event in events]
+    assert error["error"]["code"] == "grammar"
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas).startswith("xa")
+    assert metric(tiny, "headrace_retries_total") == before
+
+
+def said(event: str) -> str:
+    choices = json.loads(event)["choices"]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def metric(server: Server, name: str) -> float:
+    """The sum over its labels."""
+    found = re.findall(
+        rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", server.get("/metrics").body.decode(), re.MULTILINE
+    )
+    assert found, name
+    return sum(map(float, found))
+
+
+def test_what_grammars_cost_a_worker_is_in_the_metrics_of_the_router(tiny: Server) -> None:
+    """A worker tells of it with a heartbeat."""
+    names = ["compiled", "known", "masks", "compile_seconds", "mask_seconds"]
+
+    def totals() -> list[float]:
+        return [metric(tiny, f"headrace_worker_grammar_{name}_total") for name in names]
+
+    def answer(text: str, seed: int) -> None:
+        assert ask(tiny, extra_body={"guided_regex": f"[0-9]{{5}}{text}"}, seed=seed)[1] == "stop"
+
+    compiled = totals()[0]
+    answer("this tells that all before it was told", 1)
+    eventually(
+        lambda: totals()[0] > compiled, lambda: "the grammar that was compiled is never told"
+    )
+    before, checks = totals(), metric(tiny, "headrace_grammar_check_seconds_count")
+    for seed in range(3):
+        answer("the totals", seed)
+    eventually(
+        lambda: totals()[1] == before[1] + 2, lambda: "two of three are never told to be known"
+    )
+    compiled, known, masks, compile_s, mask_s = (
+        after - earlier for after, earlier in zip(totals(), before, strict=True)
+    )
+    assert (compiled, known) == (1, 2)
+    assert masks > 10
+    assert compile_s > 0.0
+    assert mask_s > 0.0
+    assert metric(tiny, "headrace_grammar_check_seconds_count") == checks + 1

@@ -42,3 +42,13 @@ def text_of(ids: list[int]) -> str:
 
 def follows(grammar: Grammar, **more: Any) -> Sampling:
     return replace(Sampling(temperature=1.3), grammar=grammar, **more)
+
+
+def too_ambiguous() -> Grammar:
+    """An x, and as many a's as you like, in more ways with each of them: a bound of the parser is met at the second or
+    third.
+    """
+    names = [f"s{number}" for number in range(10)]
+    pairs = " | ".join(f"{left} {right}" for left in names for right in names)
+    rules = [f'{name}: "a" | {pairs}' for name in names]
+    return Grammar(GrammarKind.LARK, "\n".join(['start: "x" s0', *rules]))

@@ -1,13 +1,14 @@
 //! From the text of a grammar to what follows it, within bounds of time, depth and memory.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, panic_utils};
 use serde_json::{Map, Value, json};
 
 use super::follower::Follower;
+use super::formats;
 use super::vocabulary::GrammarTokens;
 use crate::core::frame::{Grammar, GrammarKind, MAX_GRAMMAR_BYTES};
 
@@ -46,7 +47,8 @@ pub struct GrammarError(pub(super) String);
 impl GrammarError {
     pub(super) fn new(message: impl std::fmt::Display) -> Self {
         let message = message.to_string();
-        let first = message.split("\n<backtrace>").next().unwrap_or_default().trim();
+        // `llguidance` adds where in its code that was, or that it does not say so
+        let first = message.split("\n<").next().unwrap_or_default().trim();
         Self(match first.char_indices().nth(MAX_MESSAGE_CHARS) {
             Some((end, _)) => format!("{}...", &first[..end]),
             None => first.to_owned(),
@@ -56,7 +58,7 @@ impl GrammarError {
 
 /// A grammar at its beginning, for the tokens of one vocabulary. Answers share what they learn of it.
 pub struct Compiled {
-    matcher: Mutex<Matcher>,
+    start: Arc<Mutex<Matcher>>,
     ends: Arc<[u32]>,
 }
 
@@ -70,8 +72,7 @@ impl Compiled {
     /// An answer that has no token yet.
     #[must_use]
     pub fn follower(&self) -> Follower {
-        let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Follower::new(matcher, Arc::clone(&self.ends))
+        Follower::new(Arc::clone(&self.start), Arc::clone(&self.ends))
     }
 }
 
@@ -113,7 +114,7 @@ fn compile_top(tokens: &GrammarTokens, top: TopLevelGrammar) -> Result<Compiled,
     let matcher = Matcher::new(Ok(parser));
     match matcher.get_error() {
         Some(error) => Err(GrammarError::new(error)),
-        None => Ok(Compiled { matcher: Mutex::new(matcher), ends: tokens.ends() }),
+        None => Ok(Compiled { start: Arc::new(Mutex::new(matcher)), ends: tokens.ends() }),
     }
 }
 
@@ -134,8 +135,9 @@ pub fn check_grammar(grammar: &Grammar) -> Result<(), GrammarError> {
     compile(GrammarTokens::of_bytes(), grammar).map(drop)
 }
 
-/// The schema with how JSON is written: our white space, everything checked.
-fn with_options(schema: Value) -> Value {
+/// The schema with how JSON is written: our white space, dates that exist, everything checked.
+fn with_options(mut schema: Value) -> Value {
+    formats::spell_out(&mut schema);
     let mut schema = match schema {
         Value::Object(schema) => schema,
         Value::Bool(true) => Map::new(),

@@ -1,9 +1,10 @@
 //! Where an answer stands in its grammar, and in the reasoning before it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::Matcher;
 
+use super::compile::GrammarError;
 use super::reasoning::{Allows, ReasoningState};
 use crate::core::frame::Reasoning;
 
@@ -11,6 +12,10 @@ use crate::core::frame::Reasoning;
 pub struct Follower {
     /// What the answer behind any reasoning follows.
     matcher: Option<Matcher>,
+    /// As it was before the first token.
+    start: Option<Arc<Mutex<Matcher>>>,
+    /// Tokens that the matcher was given.
+    given: Vec<u32>,
     /// Tokens that end answers: none where the grammar has yet to be followed.
     ends: Arc<[u32]>,
     gate: Option<ReasoningState>,
@@ -24,14 +29,16 @@ impl std::fmt::Debug for Follower {
 }
 
 impl Follower {
-    pub(super) fn new(matcher: Matcher, ends: Arc<[u32]>) -> Self {
-        Self { matcher: Some(matcher), ends, gate: None, failed: false }
+    pub(super) fn new(start: Arc<Mutex<Matcher>>, ends: Arc<[u32]>) -> Self {
+        let matcher = Some(fresh(&start));
+        Self { matcher, start: Some(start), given: Vec::new(), ends, gate: None, failed: false }
     }
 
     /// Of an answer that follows no grammar.
     #[must_use]
     pub fn free() -> Self {
-        Self { matcher: None, ends: Arc::default(), gate: None, failed: false }
+        let (given, ends) = (Vec::new(), Arc::default());
+        Self { matcher: None, start: None, given, ends, gate: None, failed: false }
     }
 
     /// The answer has no token yet, and reasons before it follows its grammar.
@@ -54,6 +61,7 @@ impl Follower {
         // a gate that is open stays so
         if let Some(matcher) = &mut self.matcher {
             self.failed = matcher.consume_tokens(&tokens[reasoned..]).is_err();
+            self.given.extend_from_slice(&tokens[reasoned..]);
         }
         self.finished()
     }
@@ -76,13 +84,15 @@ impl Follower {
     /// Why nothing may follow, where that is not because the answer is complete.
     #[must_use]
     pub fn error(&self) -> Option<String> {
-        self.matcher.as_ref()?.get_error()
+        let error = self.matcher.as_ref()?.get_error()?;
+        Some(GrammarError::new(error).to_string())
     }
 
     /// Which tokens may follow the answer, and `drafts[..1]`, `drafts[..2]` and so on: one bit a token, lowest first, one row
     /// of `masks` each. `dead` says of which rows nothing may be chosen: those behind the end, and all of a failed answer.
     ///
-    /// Rows behind a draft that is not allowed allow everything: no token of theirs counts.
+    /// Rows behind a draft that is not allowed allow everything: no token of theirs counts. A bound that is met behind a draft
+    /// ends nothing but the look at the drafts, which may never be tokens of the answer.
     pub fn fill_masks(&mut self, drafts: &[u32], masks: &mut [u32], dead: &mut [bool]) {
         let words = masks.len() / (drafts.len() + 1);
         debug_assert_eq!(dead.len(), drafts.len() + 1);
@@ -93,19 +103,22 @@ impl Follower {
             return;
         }
         let mut gate = self.gate.clone();
-        let mut taken = 0;
+        let (mut taken, mut dead_behind) = (0, None);
         let rows = masks.chunks_exact_mut(words).zip(dead.iter_mut());
         for (place, (row, dead)) in rows.enumerate() {
             let allows = gate.as_ref().map_or(Allows::Answer, ReasoningState::allows);
             let may_go_on = fill(row, allows, self.matcher.as_mut(), &self.ends);
             if !may_go_on {
                 *dead = true; // the draft before it ends the answer, or a bound was met
-                self.failed = self.matcher.as_ref().is_some_and(|matcher| !matcher.is_stopped())
-                    || self.error().is_some();
-                if self.failed {
-                    return;
+                let complete = |it: &Matcher| it.is_stopped() && !it.is_error();
+                if self.matcher.as_ref().is_some_and(complete) {
+                    break;
                 }
-                break;
+                self.failed = place == 0;
+                if place > 0 {
+                    self.begin_again();
+                }
+                return;
             }
             let Some(draft) = drafts.get(place) else { break };
             if !bit(row, *draft) {
@@ -114,15 +127,44 @@ impl Follower {
             let of_answer = gate.as_mut().is_none_or(|gate| gate.take(*draft));
             if let Some(matcher) = self.matcher.as_mut().filter(|_| of_answer) {
                 if matcher.consume_token(*draft).is_err() {
-                    self.failed = true;
-                    return;
+                    dead_behind = Some(place + 1);
+                    break;
                 }
                 taken += 1;
             }
         }
-        if let Some(matcher) = &mut self.matcher {
-            self.failed = matcher.rollback(taken).is_err();
+        if let Some(first) = dead_behind {
+            dead[first..].fill(true);
+            return self.begin_again();
         }
+        if self.matcher.as_mut().is_some_and(|matcher| matcher.rollback(taken).is_err()) {
+            self.begin_again();
+        }
+    }
+
+    /// One by one, as `llguidance` has no bound for several.
+    fn count_of_grammar(&mut self, tokens: &[u32]) -> usize {
+        let Some(matcher) = &mut self.matcher else { return tokens.len() };
+        let mut count = 0;
+        for token in tokens {
+            let may = matches!(matcher.validate_tokens(&[*token]), Ok(1));
+            if !may || matcher.consume_token(*token).is_err() {
+                break;
+            }
+            count += 1;
+        }
+        if matcher.is_error() || matcher.rollback(count).is_err() {
+            self.begin_again();
+        }
+        count
+    }
+
+    /// Brings the answer back to where its tokens leave it.
+    fn begin_again(&mut self) {
+        let Some(start) = &self.start else { return };
+        let mut matcher = fresh(start);
+        self.failed = matcher.consume_tokens(&self.given).is_err();
+        self.matcher = Some(matcher);
     }
 
     /// How many of these tokens may follow, one after the other. They are not taken.
@@ -137,8 +179,7 @@ impl Follower {
                 Allows::Only(other) => *token == other,
                 Allows::AnswerOr(other) if *token == other => true,
                 Allows::AnswerOr(_) | Allows::Answer => {
-                    let Some(matcher) = &mut self.matcher else { return tokens.len() };
-                    return place + matcher.validate_tokens(&tokens[place..]).unwrap_or(0);
+                    return place + self.count_of_grammar(&tokens[place..]);
                 }
             };
             if !may {
@@ -182,4 +223,8 @@ fn fill(row: &mut [u32], allows: Allows, matcher: Option<&mut Matcher>, ends: &[
 
 fn bit(mask: &[u32], token: u32) -> bool {
     mask.get(token as usize / 32).is_some_and(|word| (word >> (token % 32)) & 1 == 1)
+}
+
+fn fresh(start: &Mutex<Matcher>) -> Matcher {
+    start.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }

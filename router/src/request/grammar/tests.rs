@@ -160,3 +160,144 @@ fn a_name_in_a_path_is_short_and_so_is_the_path() {
     assert!(wrong.path.starts_with(&format!("{step}{step}{step}.properties.")), "{}", wrong.path);
     assert_eq!(wrong.path.len(), 256);
 }
+
+/// How much of a string may follow where a JSON schema is kept.
+fn kept(schema: &serde_json::Value, text: &str) -> bool {
+    let source = schema.to_string().into();
+    let grammar = Grammar { kind: GrammarKind::Json, source };
+    let compiled = GrammarTokens::of_bytes().compile(&grammar).expect("it is a schema");
+    let tokens = ids(&serde_json::Value::from(text).to_string());
+    compiled.follower().count_allowed(&tokens) == tokens.len()
+}
+
+#[test]
+fn moments_are_of_dates_that_exist_and_of_seconds_that_each_minute_has() {
+    let days = [
+        ("2024-02-29", true),
+        ("2000-02-29", true),
+        ("1600-02-29", true),
+        ("2096-02-29", true),
+        ("2023-02-28", true),
+        ("0001-12-31", true),
+        ("1000-04-30", true),
+        ("0100-01-31", true),
+        ("2023-02-29", false),
+        ("1900-02-29", false),
+        ("2024-02-30", false),
+        ("2022-02-29", false),
+        ("0000-01-01", false),
+        ("0000-02-29", false),
+        ("2024-04-31", false),
+        ("2024-13-01", false),
+        ("2024-01-32", false),
+        ("2024-00-10", false),
+        ("2024-10-00", false),
+    ];
+    let times = [
+        ("23:59:59Z", true),
+        ("00:00:00.123456789+23:59", true),
+        ("19:30:09-00:00", true),
+        ("23:59:60Z", false),
+        ("12:00:60+01:00", false),
+        ("24:00:00Z", false),
+        ("12:60:00Z", false),
+        ("12:00:00", false),
+        ("12:00:00.Z", false),
+        ("12:00:00+24:00", false),
+    ];
+    let format = |name: &str| serde_json::json!({"type": "string", "format": name});
+    for (day, is_one) in days {
+        assert_eq!(kept(&format("date"), day), is_one, "{day}");
+        assert_eq!(kept(&format("date-time"), &format!("{day}T12:00:00Z")), is_one, "{day}");
+    }
+    for (time, is_one) in times {
+        assert_eq!(kept(&format("time"), time), is_one, "{time}");
+        assert_eq!(kept(&format("date-time"), &format!("2024-02-29T{time}")), is_one, "{time}");
+    }
+    assert!(!kept(&format("date"), "x2024-01-01") && !kept(&format("date"), "2024-01-010"));
+}
+
+#[test]
+fn a_moment_keeps_its_own_pattern_too_and_is_found_wherever_a_schema_stands() {
+    use serde_json::json;
+    let date = json!({"type": "string", "format": "date"});
+    let ends = json!({"type": "string", "format": "date", "pattern": "9$"});
+    let all =
+        json!({"type": "string", "format": "date", "pattern": "9$", "allOf": [{"pattern": "^1"}]});
+    assert!(kept(&ends, "2024-01-29") && !kept(&ends, "2024-01-28") && !kept(&ends, "2023-02-29"));
+    assert!(kept(&all, "1024-01-29") && !kept(&all, "2024-01-29") && !kept(&all, "1024-01-28"));
+    let text = |schema: &serde_json::Value, answer: &str| {
+        let grammar = Grammar { kind: GrammarKind::Json, source: schema.to_string().into() };
+        let compiled = GrammarTokens::of_bytes().compile(&grammar).expect("it is a schema");
+        compiled.follower().count_allowed(&ids(answer)) == answer.len()
+    };
+    for (schema, before, after) in [
+        (json!({"properties": {"format": date}}), "{\"format\":", "}"),
+        (json!({"patternProperties": {"^a": date}, "additionalProperties": false}), "{\"a\":", "}"),
+        (json!({"type": "object", "additionalProperties": date}), "{\"b\":", "}"),
+        (json!({"type": "array", "items": date}), "[", "]"),
+        (json!({"type": "array", "prefixItems": [date], "items": {"type": "null"}}), "[", "]"),
+        (json!({"anyOf": [date, {"type": "null"}]}), "", ""),
+        (json!({"oneOf": [date, {"type": "null"}]}), "", ""),
+        (json!({"allOf": [date]}), "", ""),
+        (json!({"$ref": "#/$defs/d", "$defs": {"d": date}}), "", ""),
+        (json!({"$ref": "#/definitions/d", "definitions": {"d": date}}), "", ""),
+    ] {
+        assert!(text(&schema, &format!("{before}\"2024-02-29\"{after}")), "{schema}");
+        assert!(!text(&schema, &format!("{before}\"2023-02-29\"{after}")), "{schema}");
+    }
+    let values = json!({"enum": [{"format": "date"}], "default": {"format": "time"}});
+    assert!(text(&values, "{\"format\":\"date\"}"), "values are no schemas");
+}
+
+/// Ways to read it grow with each letter: a bound of a mask is met soon.
+fn ambiguous() -> Grammar {
+    let names: Vec<String> = (0..10).map(|number| format!("s{number}")).collect();
+    let mut lark = String::from("start: \"x\" s0\n");
+    for name in &names {
+        let pairs = names.iter().flat_map(|a| names.iter().map(move |b| format!(" | {a} {b}")));
+        lark.push_str(&format!("{name}: \"a\"{}\n", pairs.collect::<String>()));
+    }
+    Grammar { kind: GrammarKind::Lark, source: lark.into() }
+}
+
+#[test]
+fn a_bound_that_is_met_in_mid_answer_leaves_nothing_to_follow_and_says_why_in_a_line() {
+    let compiled = GrammarTokens::of_bytes().compile(&ambiguous()).expect("it compiles");
+    let mut answer = compiled.follower();
+    assert_eq!(may_follow(&mut answer, ""), ["x"]);
+    assert!(!answer.advance(&ids("x")));
+    assert_eq!(answer.error(), None);
+    let mut letters = 0;
+    while may_follow(&mut answer, "") == ["a"] {
+        assert!(letters < 20, "the bound is met");
+        answer.advance(&ids("a"));
+        letters += 1;
+    }
+    for _ in 0..2 {
+        assert_eq!(may_follow(&mut answer, "aa"), ["nothing", "nothing", "nothing"]);
+        assert!(!answer.advance(&ids("a")) && !answer.finished());
+        assert_eq!(answer.count_allowed(&ids("a")), 0);
+    }
+    let why = answer.error().expect("a bound was met");
+    assert!(why.contains("items") && !why.contains('\n') && !why.contains('<'), "{why}");
+    let mut other = compiled.follower();
+    assert!(!other.advance(&ids("x")));
+    assert_eq!((may_follow(&mut other, ""), other.error()), (vec!["a".to_owned()], None));
+}
+
+#[test]
+fn a_bound_that_is_met_behind_drafts_is_no_end_of_the_answer() {
+    let compiled = GrammarTokens::of_bytes().compile(&ambiguous()).expect("it compiles");
+    let mut answer = compiled.follower();
+    answer.advance(&ids("x"));
+    for _ in 0..2 {
+        let rows = may_follow(&mut answer, "aaaaaaaa");
+        let met = rows.iter().position(|row| row == "nothing").expect("a bound is met");
+        assert!(met > 0 && rows[..met].iter().all(|row| row == "a"), "{rows:?}");
+        assert!(answer.count_allowed(&ids("aaaaaaaa")) < 8);
+        assert_eq!((may_follow(&mut answer, ""), answer.error()), (vec!["a".to_owned()], None));
+    }
+    assert!(!answer.advance(&ids("a")));
+    assert_eq!(may_follow(&mut answer, "x")[1], "all", "a draft that is not allowed");
+}
