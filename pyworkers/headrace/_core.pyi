@@ -557,6 +557,8 @@ class _RouterFlag(TypedDict):
 
     name: str
     """With its dashes, such as `--policy`."""
+    also: list[str]
+    """Other names of it, with their dashes."""
     group: str | None
     """The group of the help in which the flag stands; None is the first group."""
     value: str | None

@@ -1,6 +1,7 @@
 //! What all requests share.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::limits::memory::Memory;
 use crate::limits::shares::Shares;
 use crate::log::LostLines;
 use crate::metrics::{Exposition, Metrics, Tasks};
+use crate::response_store::ResponseStore;
 
 /// The router without its HTTP server. Tests and `http::app` need no more.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     pub(crate) shares: Arc<Shares>,
     pub(crate) memory: Memory,
+    /// Responses that clients may ask for again.
+    pub(crate) responses: ResponseStore,
     /// All that `/metrics` shows.
     exposed: MetricRegistry,
     metrics_pages: Mutex<HashMap<Exposition, (Instant, Bytes)>>,
@@ -42,7 +46,7 @@ impl App {
     /// Binds the address of the workers and starts to listen there.
     ///
     /// # Errors
-    /// The address cannot be bound, or the certificate or the decision log cannot be used.
+    /// The address cannot be bound, or the certificate, the decision log or the response store cannot be used.
     pub async fn start(config: Config) -> Result<Arc<Self>, StartError> {
         let metrics = Arc::new(Metrics::default());
         let log = config.routing.decision_log.as_ref().map(|log| {
@@ -51,8 +55,16 @@ impl App {
             })
         });
         let decisions = Decisions::new(log.transpose()?);
-        let fleet = fleet::start(&config, Arc::clone(&metrics)).await?;
         let memory = Memory::new(&config.memory, config.store.bytes, &metrics);
+        let responses =
+            ResponseStore::open(&config.store, &memory, &metrics).map_err(|source| {
+                let path = config.store.file.as_deref().unwrap_or(Path::new("memory"));
+                StartError::ResponseStore {
+                    path: path.display().to_string(),
+                    source: source.into(),
+                }
+            })?;
+        let fleet = fleet::start(&config, Arc::clone(&metrics)).await?;
         let bounds = config.bounds;
         let exposed = exposed(&metrics, &fleet);
         let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
@@ -63,6 +75,7 @@ impl App {
             decisions,
             shares,
             memory,
+            responses,
             exposed,
             metrics_pages: Mutex::default(),
         }))

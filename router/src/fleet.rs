@@ -83,6 +83,14 @@ pub enum StartError {
         /// What the system said of it.
         source: std::io::Error,
     },
+    /// The file for responses cannot be used.
+    #[error("--response-store: cannot use {path}: {source}")]
+    ResponseStore {
+        /// The file that could not be used.
+        path: String,
+        /// What is wrong with it.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// No threads for the tokeniser.
     #[error("cannot start the threads of the tokeniser: {0}")]
     Threads(#[source] std::io::Error),

@@ -38,7 +38,6 @@ use crate::error::RouteError;
 use crate::http::access::{Access, require_key, require_operator};
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
-use crate::http::responses::store::ResponseStore;
 use crate::request::grammar::KnownGrammars;
 
 /// All routes. Where API keys are configured they guard everything but the probes, `/metrics`, and what is for operators,
@@ -127,8 +126,6 @@ struct Surface {
     app: Arc<App>,
     /// Grammars that answers can follow.
     grammars: Arc<KnownGrammars<()>>,
-    /// Responses that clients may ask for again.
-    responses: ResponseStore,
 }
 
 /// Grammars that need not be checked again, 64 KiB at most each. A guess.
@@ -137,9 +134,7 @@ const KNOWN_GRAMMARS: usize = 256;
 impl Surface {
     fn of(app: &Arc<App>) -> Self {
         let grammars = Arc::new(KnownGrammars::new(KNOWN_GRAMMARS));
-        let (config, memory) = (&app.config.store, &app.memory.responses);
-        let responses = ResponseStore::new(config, memory, &app.metrics);
-        Self { app: Arc::clone(app), grammars, responses }
+        Self { app: Arc::clone(app), grammars }
     }
 }
 

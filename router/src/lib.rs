@@ -20,4 +20,5 @@ pub mod output;
 pub mod process;
 pub mod prompt;
 pub mod request;
+mod response_store;
 pub mod server;

@@ -27,6 +27,7 @@ def router_flags() -> dict[str, Flag]:
     return {
         row["name"]: Flag(
             name=row["name"],
+            also=tuple(row["also"]),
             group=row["group"] or SERVER,
             help=row["help"],
             value=row["value"],

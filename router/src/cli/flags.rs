@@ -10,6 +10,8 @@ use super::{Cli, parse};
 pub struct RouterFlag {
     /// With its dashes, such as `--policy`.
     pub name: String,
+    /// Other names of it, with their dashes.
+    pub also: Vec<String>,
     /// The group of the help in which the flag stands; `None` is the first group.
     pub group: Option<String>,
     /// What stands for the value in the help, such as `MS`; `None` for a flag that takes no value.
@@ -57,6 +59,12 @@ impl RouterFlag {
                 "--{}",
                 arg.get_long().expect("every flag of the router has a long name")
             ),
+            also: arg
+                .get_visible_aliases()
+                .into_iter()
+                .flatten()
+                .map(|alias| format!("--{alias}"))
+                .collect(),
             group: arg.get_help_heading().map(str::to_owned),
             value: takes_value.then(|| {
                 arg.get_value_names().and_then(<[_]>::first).map_or("VALUE", |name| name).to_owned()

@@ -112,7 +112,13 @@ pub struct RouterArgs {
     pub allowed_hosts: Vec<String>,
     /// Web origins whose pages may send requests without a key and read the answers (CORS), such as
     /// https://chat.example.com, with commas between them, or * for any. The server's own origin is always allowed.
-    #[arg(long, value_name = "ORIGINS", value_delimiter = ',', help_heading = "Security")]
+    #[arg(
+        long,
+        visible_alias = "cors-origin",
+        value_name = "ORIGINS",
+        value_delimiter = ',',
+        help_heading = "Security"
+    )]
     pub allowed_origins: Vec<String>,
     /// Whose requests share cached prompts: those of one tenant, or those of all. Without keys there is one tenant. The
     /// field `cache_salt` sets a request apart.
@@ -184,8 +190,12 @@ pub struct RouterArgs {
     /// answer may take half of it.
     #[arg(long, value_name = "BYTES", default_value_t = 512 << 20, help_heading = "Bounds")]
     pub max_answer_memory_bytes: usize,
-    /// Bytes of memory for responses of /v1/responses that clients can ask for again or continue. One tenant may have
-    /// half of it. 0 stores none.
+    /// File in which responses of /v1/responses are kept over a restart, an SQLite database of this router alone. They are
+    /// kept in memory where it is left out.
+    #[arg(long, value_name = "FILE", help_heading = "Bounds")]
+    pub response_store: Option<PathBuf>,
+    /// Bytes of responses of /v1/responses that clients can ask for again or continue, in memory or in --response-store.
+    /// One tenant may have half of it. 0 stores none.
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, help_heading = "Bounds")]
     pub response_store_bytes: usize,
     /// Responses of one tenant that are stored. The least recently used ones make room for new ones.

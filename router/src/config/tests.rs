@@ -49,6 +49,7 @@ fn every_error_names_its_flag_and_a_remedy() {
         (refused(|a| a.slo_tpot_ms = f64::NAN), "--slo-tpot-ms"),
         (refused(|a| a.decision_log_bytes = 100), "--decision-log-bytes"),
         (refused(|a| a.decision_log = Some("/".into())), "--decision-log"),
+        (refused(|a| a.response_store = Some(std::env::temp_dir())), "--response-store"),
         (refused(|a| a.decision_log = Some(std::env::temp_dir())), "--decision-log"),
     ] {
         assert!(message.starts_with(name), "{message}");

@@ -15,12 +15,12 @@ use crate::http::explain;
 use crate::http::parse::headers::{bad_header, request_id, session, single};
 use crate::http::parse::ignored::IgnoredFields;
 use crate::http::reply::reject::Reject;
-use crate::http::responses::store::OwnerId;
 use crate::limits::shares::Account;
 use crate::limits::shares::{Holder, address_number};
 use crate::metrics::Metrics;
 use crate::net::Peer;
 use crate::request::{Job, RequestTrace, Slo, Stages, Usage};
+use crate::response_store::OwnerId;
 
 const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
 const EXPLAIN: &str = "X-Headrace-Explain";

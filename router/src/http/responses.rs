@@ -7,7 +7,6 @@ mod items;
 mod keep;
 mod object;
 pub(super) mod request;
-pub(super) mod store;
 
 use std::sync::Arc;
 
@@ -36,7 +35,7 @@ use crate::http::responses::ids::ResponseIds;
 use crate::http::responses::keep::Keeper;
 use crate::http::responses::object::{ResponseHead, ResponseStatus};
 use crate::http::responses::request::{Known, Wishes};
-use crate::http::responses::store::{OwnerId, ResponseStore, StoredResponse};
+use crate::response_store::{OwnerId, ResponseStore, StoredResponse};
 
 /// Most responses that one continues. A guess: each is a turn of a conversation.
 const LONGEST_CHAIN: usize = 4_096;
@@ -53,8 +52,8 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     let app = &surface.app;
     let owner = call.owner();
     let body = generate::read(surface, request, None, Ok).await?;
-    let known = known(&surface.responses, owner, &body.fields)?;
-    let stores = surface.responses.is_on();
+    let known = known(&app.responses, owner, &body.fields).await?;
+    let stores = app.responses.is_on();
     let ids = ResponseIds::new();
     let memory = app.memory.answers.share();
     let (mut ready, wishes, memory) = {
@@ -90,7 +89,7 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     };
     let head = head.write();
     drop(echo);
-    let store = store.then(|| (surface.responses.clone(), owner));
+    let store = store.then(|| (app.responses.clone(), owner));
     let mut keeper = Keeper { ids, head, input: Bytes::from(input), previous, seals, store };
     let streams = chat.delivery.stream;
     let mut reader = PartReader::of(&mut chat);
@@ -114,11 +113,11 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
 }
 
 /// The responses that a request continues or takes items of.
-fn known(store: &ResponseStore, owner: OwnerId, fields: &Fields) -> Result<Known, Reject> {
+async fn known(store: &ResponseStore, owner: OwnerId, fields: &Fields) -> Result<Known, Reject> {
     let mut known = Known::default();
     let mut next = fields.look("previous_response_id").and_then(Value::as_str).map(str::to_owned);
     while let Some(id) = next {
-        let found = store.get(owner, &id).filter(|_| known.chain.len() < LONGEST_CHAIN);
+        let found = store.get(owner, &id).await?.filter(|_| known.chain.len() < LONGEST_CHAIN);
         let found = found.ok_or_else(|| Reject::NoPreviousResponse { response: clip(&id) })?;
         next = found.previous.clone();
         known.chain.push(found);
@@ -128,7 +127,7 @@ fn known(store: &ResponseStore, owner: OwnerId, fields: &Fields) -> Result<Known
     for item in items.into_iter().flatten() {
         let response = request::reference(item).and_then(ResponseIds::response_of);
         if let Some(response) = response.filter(|response| !known.named.contains_key(response))
-            && let Some(found) = store.get(owner, &response)
+            && let Some(found) = store.get(owner, &response).await?
         {
             known.named.insert(response, found);
         }
@@ -160,13 +159,14 @@ impl Asked {
         Ok(Self { surface, owner, id })
     }
 
-    fn stored(&self) -> Result<Arc<StoredResponse>, Reject> {
-        self.surface.responses.get(self.owner, &self.id).ok_or_else(|| self.unknown())
+    async fn stored(&self) -> Result<Arc<StoredResponse>, Reject> {
+        let found = self.surface.app.responses.get(self.owner, &self.id).await?;
+        found.ok_or_else(|| self.unknown())
     }
 
     /// What there is of a response that runs.
     fn running(&self) -> Option<Response> {
-        let head = self.surface.responses.running(self.owner, &self.id)?;
+        let head = self.surface.app.responses.running(self.owner, &self.id)?;
         let tail = object::tail(ResponseStatus::InProgress, None, None);
         Some(pieces([head, Bytes::from_static(b"[]"), tail]))
     }
@@ -189,7 +189,7 @@ pub(super) async fn retrieve(
     let asked = Asked::of(surface, id, &request)?;
     match asked.running() {
         Some(running) => Ok(running),
-        None => Ok(sent(&*asked.stored()?)),
+        None => Ok(sent(&*asked.stored().await?)),
     }
 }
 
@@ -200,7 +200,7 @@ pub(super) async fn delete(
     request: Request,
 ) -> Result<Response, Reject> {
     let asked = Asked::of(surface, id, &request)?;
-    if !asked.surface.responses.delete(asked.owner, &asked.id) {
+    if !asked.surface.app.responses.delete(asked.owner, &asked.id).await? {
         return Err(asked.unknown());
     }
     let body = json!({"id": asked.id, "object": "response", "deleted": true});
@@ -214,11 +214,11 @@ pub(super) async fn cancel(
     request: Request,
 ) -> Result<Response, Reject> {
     let asked = Asked::of(surface, id, &request)?;
-    let ran = asked.surface.responses.cancel(asked.owner, &asked.id).await;
+    let ran = asked.surface.app.responses.cancel(asked.owner, &asked.id).await;
     if let Some(running) = asked.running() {
         return Ok(running); // its client does not read, so its end waits
     }
-    let stored = asked.stored()?;
+    let stored = asked.stored().await?;
     if !ran {
         let message = "this response has ended already and cannot be cancelled".to_owned();
         return Err(RouteError::BadRequest { param: None, message }.into());
@@ -237,7 +237,7 @@ pub(super) async fn input_items(
     request: Request,
 ) -> Result<Response, Reject> {
     let asked = Asked::of(surface, id, &request)?;
-    let stored = asked.stored()?;
+    let stored = asked.stored().await?;
     let page = Page::of(query(&request))?;
     let mut memory = asked.surface.app.memory.bodies.share();
     let Value::Array(mut items) = parse(&stored.input, None, &mut memory)?.value else {

@@ -53,7 +53,7 @@ impl Memory {
                 Some((Arc::clone(metrics), |metrics| &metrics.http.answer_bytes)),
             ),
             responses: MemoryPool::new(
-                "memory for stored responses",
+                "stored responses",
                 stored,
                 stored,
                 Some((Arc::clone(metrics), |metrics| &metrics.responses.stored_bytes)),

@@ -22,7 +22,12 @@ MESSAGE = CHAT | {"max_tokens": 20}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
     folder = tmp_path_factory.mktemp("scripted")
-    with scripted(folder, [{"text": "Fine, thanks."}], f"--allowed-origins={ORIGIN}") as server:
+    with scripted(
+        folder,
+        [{"text": "Fine, thanks."}],
+        f"--cors-origin={ORIGIN}",
+        "--cors-origin=https://a.com",
+    ) as server:
         yield server
 
 
@@ -214,20 +219,38 @@ def test_the_page_may_load_nothing_from_elsewhere(server: Server) -> None:
         assert server.get(f"/docs/{part}").status == 200
 
 
-def test_a_browser_asks_before_a_page_of_another_origin_may_send(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("POST", "/v1/chat/completions", "authorization,content-type"),
+        ("POST", "/v1/messages", "anthropic-version,content-type,x-api-key"),
+        ("GET", "/v1/responses/resp_x", "authorization"),
+        ("DELETE", "/v1/responses/resp_x", "authorization,x-headrace-tenant"),
+    ],
+)
+def test_a_browser_asks_before_a_page_of_another_origin_may_send(
+    server: Server, method: str, path: str, headers: str
+) -> None:
     asks = {
         "Origin": ORIGIN,
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization,content-type",
+        "Access-Control-Request-Method": method,
+        "Access-Control-Request-Headers": headers,
     }
-    reply = server.send("OPTIONS", "/v1/chat/completions", None, asks)
-    headers = reply.headers
+    reply = server.send("OPTIONS", path, None, asks)
+    answer = reply.headers
     assert reply.status == 200
-    assert headers["access-control-allow-origin"] == ORIGIN
-    assert headers["access-control-allow-headers"] == "authorization,content-type"
-    assert "POST" in headers["access-control-allow-methods"]
-    assert headers["access-control-max-age"] == "7200"
-    assert "access-control-allow-credentials" not in headers
-    assert "origin" in headers["vary"].lower()  # caches keep answers to other origins apart
-    other = server.send("OPTIONS", "/v1/chat/completions", None, asks | {"Origin": "https://b.com"})
+    assert answer["access-control-allow-origin"] == ORIGIN
+    assert answer["access-control-allow-headers"] == headers
+    assert method in answer["access-control-allow-methods"]
+    assert answer["access-control-max-age"] == "7200"
+    assert "access-control-allow-credentials" not in answer
+    assert "origin" in answer["vary"].lower()  # caches keep answers to other origins apart
+    other = server.send("OPTIONS", path, None, asks | {"Origin": "https://b.com"})
     assert "access-control-allow-origin" not in other.headers
+    # what was asked for may be done and read, and by no other page
+    sent = server.send(method, path, {} if method == "POST" else None, {"Origin": ORIGIN})
+    assert sent.headers["access-control-allow-origin"] == ORIGIN
+    assert sent.status in {400, 404}
+    if method != "GET":
+        body = {} if method == "POST" else None
+        assert server.send(method, path, body, {"Origin": "https://b.com"}).status == 403

@@ -16,11 +16,18 @@ STEP_COSTS = "0.2,0,0,0,0"  # ms, as --cost takes them: answers come at once
 
 
 @contextmanager
-def scripted(folder: Path, answers: Sequence[dict[str, Any]], *flags: str) -> Generator[Server]:
+def scripted(
+    folder: Path,
+    answers: Sequence[dict[str, Any]],
+    *flags: str,
+    program: Sequence[str] = (sys.executable, "-m", "headrace"),
+) -> Generator[Server]:
     """A router with these flags, and a mock worker with these lines of a script; `folder` is its own."""
     script, socket = folder / "script.jsonl", folder / "workers.sock"
     script.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    router = Server("router", "--port", "0", "--worker-listen", f"unix:{socket}", *flags)
+    router = Server(
+        "router", "--port", "0", "--worker-listen", f"unix:{socket}", *flags, program=program
+    )
     mock: Running | None = None
     try:
         router.set_url(router.wait_line(r"headrace-router: (http:\S+) for clients")[1])

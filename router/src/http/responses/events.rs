@@ -10,9 +10,9 @@ use crate::http::reply::parts::PartReader;
 use crate::http::reply::reject::Reject;
 use crate::http::responses::keep::Keeper;
 use crate::http::responses::object::{self, ResponseStatus};
-use crate::http::responses::store::RunningResponse;
 use crate::limits::memory::Refused;
 use crate::request::{Delta, Usage};
+use crate::response_store::RunningResponse;
 
 /// What the end of an item takes beside the item: its text is said three times.
 const SAID_AGAIN: usize = 3;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use crate::http::reply::blocks::Block;
 use crate::http::responses::ids::ResponseIds;
 use crate::http::responses::object::{self, ResponseStatus};
-use crate::http::responses::store::{OwnerId, ResponseStore, StoredResponse};
 use crate::request::Usage;
+use crate::response_store::{OwnerId, ResponseStore, StoredResponse};
 
 /// Makes the whole object of one response.
 #[derive(Debug)]
@@ -44,6 +44,7 @@ impl Keeper {
             tail: object::tail(status, Some(usage), None),
             input: std::mem::take(&mut self.input),
             previous: self.previous.take(),
+            _memory: None,
         });
         if let Some((store, owner)) = &self.store {
             store.put(*owner, &self.ids.response(), Arc::clone(&response));

@@ -21,8 +21,8 @@ use crate::http::parse::fields::{Fields, bad, clip, unsupported, wrong_type};
 use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::renamed::FieldNames;
 use crate::http::responses::ids::ResponseIds;
-use crate::http::responses::store::StoredResponse;
 use crate::limits::memory::MemoryShare;
+use crate::response_store::StoredResponse;
 
 /// What the fields of a chat are called here.
 pub(super) const NAMES: FieldNames = FieldNames {

@@ -157,6 +157,7 @@ fn stored(input: &Value, output: &Value) -> Arc<StoredResponse> {
         tail: bytes(&json!(1)),
         input: bytes(input),
         previous: None,
+        _memory: None,
     })
 }
 

@@ -1,7 +1,5 @@
 //! What is kept, for whom, and for how long.
 
-use bytes::Bytes;
-
 use super::*;
 
 const A: OwnerId = 1;
@@ -9,22 +7,17 @@ const B: OwnerId = 2;
 const TTL: Duration = Duration::from_secs(60);
 
 /// Room for `bytes` in all, and `most` of one owner.
-fn shelves(bytes: usize, most: usize) -> Shelves {
-    let config = StoreConfig { bytes, tenant_responses: most, ttl: TTL };
+fn shelves(bytes: usize, most: usize) -> Shelves<usize> {
+    let config = StoreConfig { bytes, tenant_responses: most, ttl: TTL, file: None };
     Shelves::new(&config, &MemoryPool::private(bytes))
 }
 
-fn response(bytes: usize) -> Arc<StoredResponse> {
-    Arc::new(StoredResponse {
-        head: Bytes::from(vec![b'x'; bytes]),
-        output: Bytes::new(),
-        tail: Bytes::new(),
-        input: Bytes::new(),
-        previous: None,
-    })
+/// A value of so many bytes.
+fn response(bytes: usize) -> (usize, usize) {
+    (bytes, bytes)
 }
 
-fn has(shelves: &Shelves, ids: &[&str]) -> Vec<bool> {
+fn has(shelves: &Shelves<usize>, ids: &[&str]) -> Vec<bool> {
     ids.iter().map(|id| shelves.by_id.contains_key(*id)).collect()
 }
 
@@ -32,7 +25,7 @@ fn has(shelves: &Shelves, ids: &[&str]) -> Vec<bool> {
 fn what_is_kept_is_its_owners_alone() {
     let (mut shelves, now) = (shelves(1 << 20, 10), Instant::now());
     assert!(shelves.put(A, "a", response(10), now));
-    assert_eq!(shelves.get(A, "a", now).unwrap().head.len(), 10);
+    assert_eq!(shelves.get(A, "a", now).unwrap(), 10);
     assert!(shelves.get(B, "a", now).is_none() && !shelves.delete(B, "a", now));
     assert!(shelves.delete(A, "a", now));
     assert!(shelves.get(A, "a", now).is_none() && !shelves.delete(A, "a", now));
@@ -99,6 +92,28 @@ fn the_same_name_again_takes_the_place_of_the_first() {
     let (mut shelves, now) = (shelves(1 << 20, 10), Instant::now());
     shelves.put(A, "a", response(10), now);
     shelves.put(A, "a", response(20), now);
-    assert_eq!(shelves.get(A, "a", now).unwrap().head.len(), 20);
+    assert_eq!(shelves.get(A, "a", now).unwrap(), 20);
     assert_eq!((shelves.by_id.len(), shelves.order.len()), (1, 1));
+}
+
+#[test]
+fn those_that_went_are_told_once() {
+    let (mut shelves, now) = (shelves(1 << 20, 2), Instant::now());
+    for id in ["a", "b", "c"] {
+        shelves.put(A, id, response(10), now);
+    }
+    assert_eq!(shelves.gone(), ["a"]);
+    shelves.delete(A, "b", now);
+    shelves.expire(now + TTL);
+    assert_eq!(shelves.gone(), ["b", "c"]);
+    assert!(shelves.gone().is_empty());
+}
+
+#[test]
+fn one_that_was_kept_before_expires_when_it_had_to() {
+    let (mut shelves, now) = (shelves(1 << 20, 10), Instant::now());
+    assert!(shelves.put_back(A, "old", response(10), now, now + TTL / 4));
+    assert!(shelves.put_back(A, "new", response(10), now, now + TTL / 2));
+    shelves.expire(now + TTL / 4);
+    assert_eq!(has(&shelves, &["old", "new"]), [false, true]);
 }
