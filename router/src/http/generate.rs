@@ -247,7 +247,7 @@ fn parse(raw: Raw, ids: Option<IdsField>, mut memory: MemoryShare) -> Result<Rea
 }
 
 /// Where the texts of tokens are looked up.
-fn vocabulary(model: &ServedModel) -> Arc<dyn Vocabulary> {
+pub(super) fn vocabulary(model: &ServedModel) -> Arc<dyn Vocabulary> {
     Arc::<PromptEngine>::clone(&model.engine)
 }
 

@@ -33,7 +33,7 @@ use crate::http::reply::{events as streams, first_delta};
 use crate::http::responses::events::ResponseEvents;
 use crate::http::responses::ids::ResponseIds;
 use crate::http::responses::keep::Keeper;
-use crate::http::responses::object::{ResponseHead, ResponseStatus};
+use crate::http::responses::object::{ItemExtras, ResponseHead, ResponseStatus};
 use crate::http::responses::request::{Known, Wishes};
 use crate::response_store::{OwnerId, ResponseStore, StoredResponse};
 
@@ -68,7 +68,9 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
             let fields = fields.noting(&ignored);
             let body = ReadBody { fields, memory: body, ids: token_ids };
             let ready = generate::chat_of(&app, body);
-            Ok((ready.map_err(|error| request::NAMES.of_client(error))?, wishes, memory))
+            let ready =
+                ready.map_err(|error| request::NAMES.of_client(wishes.origins.of_client(error)))?;
+            Ok((ready, wishes, memory))
         })
         .await?
     };
@@ -79,7 +81,10 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
 
     let id = ids.response();
     chat.job.name.clone_from(&id);
-    let Wishes { echo, store, previous, seals, input } = wishes;
+    let Wishes { echo, store, previous, seals, input, origins } = wishes;
+    drop(origins);
+    let vocabulary = chat.logprobs.then(|| generate::vocabulary(&model));
+    let extras = ItemExtras { seals, vocabulary };
     let head = ResponseHead {
         id: &id,
         model: &model.name,
@@ -90,10 +95,11 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     let head = head.write();
     drop(echo);
     let store = store.then(|| (app.responses.clone(), owner));
-    let mut keeper = Keeper { ids, head, input: Bytes::from(input), previous, seals, store };
+    let mut keeper = Keeper { ids, head, input: Bytes::from(input), previous, extras, store };
     let streams = chat.delivery.stream;
     let mut reader = PartReader::of(&mut chat);
-    let mut answers = Answers::place(app, &model, vec![chat.job]).await?;
+    let placed = Answers::place(app, &model, vec![chat.job]).await;
+    let mut answers = placed.map_err(|error| request::NAMES.of_client(error))?;
     reader.after_prompt(&answers, &model);
     if streams {
         let first = first_delta(&mut answers).await?;

@@ -1,9 +1,9 @@
 //! Parameters that other servers have and this one does not: none is ignored where it would change the answer.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::RouteError;
-use crate::http::parse::fields::{Fields, unsupported};
+use crate::http::parse::fields::{Fields, bad, clip, unsupported, wrong_type};
 
 /// A parameter that this server does not have, though some server does: its name, and what to say about it. It passes
 /// only where its value would do nothing.
@@ -77,7 +77,7 @@ pub(in crate::http) fn refuse(fields: &mut Fields, missing: &[Missing]) -> Resul
 /// # Errors
 /// `BadRequest` if one has the wrong type.
 pub(in crate::http) fn take_harmless(fields: &mut Fields) -> Result<(), RouteError> {
-    fields.object("metadata")?;
+    metadata(fields)?;
     fields.string("safety_identifier")?;
     fields.boolean("parallel_tool_calls")?;
     fields.string("prompt_cache_retention")?;
@@ -86,6 +86,41 @@ pub(in crate::http) fn take_harmless(fields: &mut Fields) -> Result<(), RouteErr
         None | Some("auto" | "default") => Ok(()),
         Some(_) => Err(unsupported("service_tier", "there is one tier, \"default\"")),
     }
+}
+
+/// OpenAI's own bounds: of keys, and in characters of one and of its value.
+const MAX_METADATA: usize = 16;
+const MAX_METADATA_KEY: usize = 64;
+const MAX_METADATA_VALUE: usize = 512;
+
+/// Takes `metadata`: texts by name, which change nothing.
+///
+/// # Errors
+/// `BadRequest` if it is something else, or too much.
+pub(in crate::http) fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, RouteError> {
+    let Some(metadata) = fields.object("metadata")? else { return Ok(Map::new()) };
+    let metadata = metadata.into_rest();
+    if metadata.len() > MAX_METADATA {
+        let message =
+            format!("`metadata` has {} keys, the limit is {MAX_METADATA}", metadata.len());
+        return Err(bad("metadata", message));
+    }
+    for (key, value) in &metadata {
+        if key.chars().count() > MAX_METADATA_KEY {
+            let message = format!(
+                "`metadata` has the key \"{}\", which is longer than {MAX_METADATA_KEY} characters",
+                clip(key)
+            );
+            return Err(bad("metadata", message));
+        }
+        let at = format!("metadata.{key}");
+        let Value::String(text) = value else { return Err(wrong_type(at, "a string", value)) };
+        if text.chars().count() > MAX_METADATA_VALUE {
+            let message = format!("`{at}` is longer than {MAX_METADATA_VALUE} characters");
+            return Err(bad(at, message));
+        }
+    }
+    Ok(metadata)
 }
 
 #[cfg(test)]
@@ -111,6 +146,35 @@ mod tests {
             match check(json!({ name: value })) {
                 Err(RouteError::BadRequest { param, .. }) => assert_eq!(param.unwrap(), name),
                 other => panic!("{name}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn metadata_is_openais() {
+        let many =
+            |count: usize| -> Value { (0..count).map(|i| (i.to_string(), json!("x"))).collect() };
+        let take =
+            |value: Value| metadata(&mut Fields::of_body(json!({ "metadata": value })).unwrap());
+        for good in [json!(null), json!({}), json!({"a": "é".repeat(512)}), many(16)] {
+            take(good).unwrap();
+        }
+        assert_eq!(take(json!({"é".repeat(64): "b"})).unwrap().len(), 1);
+        for (wrong, want) in [
+            (json!("x"), "metadata"),
+            (json!({"a": 1}), "metadata.a"),
+            (json!({"a": null}), "metadata.a"),
+            (json!({"a": {"b": "c"}}), "metadata.a"),
+            (json!({"a": "x".repeat(513)}), "metadata.a"),
+            (json!({"k".repeat(65): "x"}), "metadata"),
+            (many(17), "metadata"),
+        ] {
+            match take(wrong) {
+                Err(RouteError::BadRequest { param, message }) => {
+                    assert_eq!(param.as_deref(), Some(want));
+                    assert!(message.contains(want) && message.len() < 200, "{message}");
+                }
+                other => panic!("{want}: {other:?}"),
             }
         }
     }

@@ -4,6 +4,7 @@
 use crate::http::reply::blocks::BlockStep::{Begins, Ends, Text};
 use crate::limits::memory::{ALLOCATION_BYTES, MemoryShare, Refused};
 use crate::output::Part;
+use crate::request::ScoredToken;
 
 /// What a block is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,10 +83,27 @@ impl BlockOrder {
 }
 
 /// A block with all its text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(in crate::http) struct Block {
     pub(in crate::http) kind: BlockKind,
     pub(in crate::http) text: String,
+    /// Of content, where log-probabilities were asked for.
+    pub(in crate::http) tokens: Vec<ScoredToken>,
+}
+
+impl Block {
+    /// Without text.
+    pub(in crate::http) fn empty(kind: BlockKind) -> Self {
+        Self { kind, text: String::new(), tokens: Vec::new() }
+    }
+}
+
+/// What a token with its log-probability takes as text, and so each of its alternatives. A guess on the high side.
+const SCORED_BYTES: usize = 160;
+
+/// What these take at most, kept and as text.
+pub(in crate::http) fn scored_bytes(tokens: &[ScoredToken]) -> usize {
+    tokens.iter().map(|token| (1 + token.top.len()) * SCORED_BYTES).sum()
 }
 
 /// Blocks that are kept until their answer is whole, and what they are charged.
@@ -93,11 +111,13 @@ pub(in crate::http) struct Block {
 pub(in crate::http) struct KeptBlocks {
     pub(in crate::http) blocks: Vec<Block>,
     pub(in crate::http) memory: MemoryShare,
+    /// Tokens of the text of content that comes next.
+    scored: Vec<ScoredToken>,
 }
 
 impl KeptBlocks {
     pub(in crate::http) fn new(memory: MemoryShare) -> Self {
-        Self { blocks: Vec::new(), memory }
+        Self { blocks: Vec::new(), memory, scored: Vec::new() }
     }
 
     /// Keeps what a step adds.
@@ -111,15 +131,30 @@ impl KeptBlocks {
                 if let BlockKind::Call { id, name } = kind {
                     self.memory.charge(id.len() + name.len() + 2 * ALLOCATION_BYTES)?;
                 }
-                self.blocks.push(Block { kind: kind.clone(), text: String::new() });
+                self.blocks.push(Block::empty(kind.clone()));
             }
             Text(text) => {
                 self.memory.charge(2 * text.len())?; // a string doubles
                 if let Some(last) = self.blocks.last_mut() {
                     last.text.push_str(text);
                 }
+                self.keep_scored()?;
             }
-            Ends => {}
+            Ends => self.keep_scored()?,
+        }
+        Ok(())
+    }
+
+    /// Tokens of content that became certain. They are kept with its next text, or its end.
+    pub(in crate::http) fn score(&mut self, tokens: Vec<ScoredToken>) {
+        self.scored.extend(tokens);
+    }
+
+    fn keep_scored(&mut self) -> Result<(), Refused> {
+        let content = self.blocks.last_mut().filter(|block| block.kind == BlockKind::Content);
+        if let Some(block) = content.filter(|_| !self.scored.is_empty()) {
+            self.memory.charge(scored_bytes(&self.scored))?;
+            block.tokens.append(&mut self.scored);
         }
         Ok(())
     }

@@ -6,10 +6,10 @@ use crate::http::chat::ChatRequest;
 use crate::http::reply::answers::Answers;
 use crate::http::reply::blocks::{BlockOrder, KeptBlocks};
 use crate::http::reply::nothing;
-use crate::http::reply::readers::ChoiceReaders;
+use crate::http::reply::readers::{ChoiceReaders, TokenNote};
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::output::Part;
-use crate::request::{Delta, FinishReason, Usage};
+use crate::request::{Delta, FinishReason, ScoredToken, Usage};
 
 /// Reads the text of one choice; without readers all of it is content.
 #[derive(Debug)]
@@ -17,6 +17,26 @@ pub(in crate::http) struct PartReader {
     readers: Option<ChoiceReaders>,
     shows_reasoning: bool,
     ends_early: bool,
+    scored: ScoredContent,
+}
+
+/// Tokens of content with their log-probabilities.
+#[derive(Debug, Default)]
+struct ScoredContent {
+    /// Their text may still become the marker of something else.
+    held: Vec<ScoredToken>,
+    certain: Vec<ScoredToken>,
+}
+
+impl ScoredContent {
+    fn note(&mut self, token: Option<&ScoredToken>, TokenNote { aside, said, .. }: TokenNote) {
+        self.held.extend(token.filter(|_| !aside).cloned());
+        if said {
+            self.certain.append(&mut self.held);
+        } else if aside {
+            self.held.clear(); // they were the marker
+        }
+    }
 }
 
 /// How an answer ended.
@@ -31,13 +51,15 @@ impl PartReader {
     /// As a request wants its answer to be read.
     pub(in crate::http) fn of(request: &mut ChatRequest) -> Self {
         let readers = request.format.take().map(|format| ChoiceReaders::new(format, 1));
-        Self { readers, shows_reasoning: request.shows_reasoning, ends_early: false }
+        let (shows_reasoning, scored) = (request.shows_reasoning, ScoredContent::default());
+        Self { readers, shows_reasoning, ends_early: false, scored }
     }
 
     /// All text is content.
     #[cfg(test)]
     pub(in crate::http) fn plain() -> Self {
-        Self { readers: None, shows_reasoning: true, ends_early: false }
+        let scored = ScoredContent::default();
+        Self { readers: None, shows_reasoning: true, ends_early: false, scored }
     }
 
     /// Before the first delta: the prompt may have opened the reasoning.
@@ -56,9 +78,18 @@ impl PartReader {
                 if !delta.text.is_empty() {
                     parts.push(Part::Content(delta.text.clone()));
                 }
+                self.scored.certain.extend_from_slice(&delta.tokens);
                 delta.finish.map(FinishReason::as_str)
             }
-            Some(readers) => readers.read(delta, &mut parts),
+            Some(readers) if delta.tokens.is_empty() && self.scored.held.is_empty() => {
+                readers.read(delta, &mut parts)
+            }
+            Some(readers) => {
+                let (scored, mut tokens) = (&mut self.scored, delta.tokens.iter());
+                readers.read_noting(delta, &mut parts, |note| {
+                    scored.note(note.token.then(|| tokens.next()).flatten(), note);
+                })
+            }
         };
         if !self.shows_reasoning {
             parts.retain(|part| !matches!(part, Part::Reasoning(_)));
@@ -69,6 +100,11 @@ impl PartReader {
             called: reason == "tool_calls",
         });
         (parts, end)
+    }
+
+    /// Tokens of the content that became certain since the last call, where log-probabilities were asked for.
+    pub(in crate::http) fn take_scored(&mut self) -> Vec<ScoredToken> {
+        std::mem::take(&mut self.scored.certain)
     }
 
     /// The last delta said all of the answer, whose worker goes on.
@@ -104,8 +140,9 @@ pub(in crate::http) async fn gather_blocks(
     let (mut order, mut kept, mut end) = (BlockOrder::default(), KeptBlocks::new(memory), None);
     while let Some(delta) = answers.next().await {
         let mut delta = delta?;
-        let mut keep = |step| kept.keep(&step).map_err(Refused::answer);
         let (parts, ended) = reader.read(&delta);
+        kept.score(reader.take_scored());
+        let mut keep = |step| kept.keep(&step).map_err(Refused::answer);
         for part in parts {
             order.take(part, &mut keep)?;
         }
@@ -119,4 +156,47 @@ pub(in crate::http) async fn gather_blocks(
     }
     let (last, end) = end.ok_or_else(nothing)?;
     Ok(GatheredBlocks { kept, last, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::Format;
+    use crate::prompt::ReasoningParser;
+
+    /// One token a piece, numbered, and the ids of those that are told with content after each.
+    fn told(pieces: &[&str]) -> Vec<Vec<u32>> {
+        let format = Format::new(Some(ReasoningParser::Think), None).unwrap();
+        let readers = Some(ChoiceReaders::new(format, 1));
+        let mut reader = PartReader { readers, ..PartReader::plain() };
+        let last = pieces.len() - 1;
+        let told = pieces.iter().enumerate().map(|(id, text)| {
+            let token = ScoredToken { id: id as u32, logprob: Some(-1.0), top: Vec::new() };
+            let finish = (id == last).then_some(FinishReason::Stop);
+            let (text, token_ends) = ((*text).to_owned(), vec![text.len()]);
+            reader.read(&Delta {
+                text,
+                token_ends,
+                tokens: vec![token],
+                finish,
+                ..Delta::default()
+            });
+            reader.take_scored().into_iter().map(|token| token.id).collect()
+        });
+        told.collect()
+    }
+
+    #[test]
+    fn tokens_of_reasoning_are_not_those_of_content() {
+        let got = told(&["<think>", "a", "b", "</think>", "c", "d"]);
+        assert_eq!(got, [vec![], vec![], vec![], vec![], vec![4], vec![5]]);
+    }
+
+    #[test]
+    fn tokens_of_what_may_become_a_marker_wait_for_it() {
+        let got = told(&["<th", "ing", ">"]);
+        assert_eq!(got.concat(), [0, 1, 2]);
+        assert!(got[0].is_empty());
+        assert_eq!(told(&["<th", "ink>", "a", "</think>", "b"]).concat(), [4]);
+    }
 }

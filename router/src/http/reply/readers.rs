@@ -14,6 +14,21 @@ pub(in crate::http) struct ChoiceReaders {
     reasoning_tokens: u32,
 }
 
+/// What a reader says of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::http) struct TokenNote {
+    /// False of what comes without a token, such as what the end of the text makes certain.
+    pub(in crate::http) token: bool,
+    /// It is of reasoning or of a call, or marks one.
+    pub(in crate::http) aside: bool,
+    /// With it content became certain.
+    pub(in crate::http) said: bool,
+}
+
+fn says(parts: &[Part]) -> bool {
+    parts.iter().any(|part| matches!(part, Part::Content(_)))
+}
+
 impl ChoiceReaders {
     pub(in crate::http) fn new(format: Format, choices: usize) -> Self {
         let readers = (0..choices).map(|_| format.reader()).collect();
@@ -38,14 +53,28 @@ impl ChoiceReaders {
         delta: &Delta,
         parts: &mut Vec<Part>,
     ) -> Option<&'static str> {
+        self.read_noting(delta, parts, |_| {})
+    }
+
+    /// The same; `note` hears of each token of the delta what it is of, and at last of what the end brings.
+    pub(in crate::http) fn read_noting(
+        &mut self,
+        delta: &Delta,
+        parts: &mut Vec<Part>,
+        mut note: impl FnMut(TokenNote),
+    ) -> Option<&'static str> {
         let reader = self.readers.get_mut(delta.choice as usize)?;
         let mut from = 0;
         for end in &delta.token_ends {
-            let before = reader.in_reasoning();
+            let (before, in_call, seen) = (reader.in_reasoning(), reader.in_call(), parts.len());
             reader.push(&delta.text[from..*end], parts);
             from = *end;
-            self.reasoning_tokens += u32::from(before || reader.in_reasoning());
+            let reasons = before || reader.in_reasoning();
+            self.reasoning_tokens += u32::from(reasons);
+            let aside = reasons || in_call || reader.in_call();
+            note(TokenNote { token: true, aside, said: says(&parts[seen..]) });
         }
+        let seen = parts.len();
         reader.push(&delta.text[from..], parts);
         // a marker of the form that a client stops at ends a call as it would without
         let cut = delta.stop_string.as_deref().is_some_and(|stop| {
@@ -54,6 +83,7 @@ impl ChoiceReaders {
         if delta.finish.is_some() {
             reader.finish(parts);
         }
+        note(TokenNote { token: false, aside: false, said: says(&parts[seen..]) });
         // an answer that was cut is cut, whatever was in it
         match delta.finish {
             _ if reader.is_over() => Some("tool_calls"),

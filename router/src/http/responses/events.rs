@@ -4,12 +4,14 @@ use bytes::{Bytes, BytesMut};
 use serde_json::{Value, json};
 
 use crate::error::RouteError;
-use crate::http::reply::blocks::{Block, BlockKind, BlockOrder, BlockStep, KeptBlocks};
+use crate::http::reply::blocks::{
+    Block, BlockKind, BlockOrder, BlockStep, KeptBlocks, scored_bytes,
+};
 use crate::http::reply::events::{EventWriter, comment, json, number};
 use crate::http::reply::parts::PartReader;
 use crate::http::reply::reject::Reject;
 use crate::http::responses::keep::Keeper;
-use crate::http::responses::object::{self, ResponseStatus};
+use crate::http::responses::object::{self, ItemExtras, ResponseStatus};
 use crate::limits::memory::Refused;
 use crate::request::{Delta, Usage};
 use crate::response_store::RunningResponse;
@@ -90,6 +92,7 @@ impl EventWriter for ResponseEvents {
             }
         }
         let (parts, end) = self.reader.read(delta);
+        items.kept.score(self.reader.take_scored());
         self.status = end.map_or(ResponseStatus::InProgress, |end| ResponseStatus::of(end.finish));
         // the end of the last item says how the response ended
         let mut step = |step| items.step(step, ResponseStatus::Completed, out);
@@ -149,10 +152,11 @@ impl ItemEvents {
         ends: ResponseStatus,
         out: &mut BytesMut,
     ) -> Result<(), RouteError> {
+        let told = self.kept.blocks.last().map_or(0, |block| block.tokens.len());
         self.kept.keep(&step).map_err(Refused::answer)?;
         match step {
             BlockStep::Begins(kind) => self.begin(&kind, out),
-            BlockStep::Text(text) => self.text(&text, out),
+            BlockStep::Text(text) => self.text(&text, told, out),
             BlockStep::Ends => return self.end(ends, out),
         }
         Ok(())
@@ -165,40 +169,44 @@ impl ItemEvents {
     fn begin(&mut self, kind: &BlockKind, out: &mut BytesMut) {
         let index = self.index();
         self.id = self.keeper.ids.item(object::prefix(kind), index);
-        let block = Block { kind: kind.clone(), text: String::new() };
+        let block = Block::empty(kind.clone());
         self.open("response.output_item.added", out);
         self.place(false, out);
         out.extend_from_slice(b",\"item\":");
-        object::item(&self.id, &block, ResponseStatus::InProgress, false, out);
+        object::item(&self.id, &block, ResponseStatus::InProgress, &ItemExtras::default(), out);
         close(out);
         if !matches!(kind, BlockKind::Call { .. }) {
             self.open("response.content_part.added", out);
             self.place(true, out);
             out.extend_from_slice(b",\"part\":");
-            object::part(&block, out);
+            object::part(&block, &ItemExtras::default(), out);
             close(out);
         }
     }
 
-    /// One per token: written by hand.
-    fn text(&mut self, text: &str, out: &mut BytesMut) {
+    /// One per token: written by hand. The tokens of the block from `told` on are those of this text.
+    fn text(&mut self, text: &str, told: usize, out: &mut BytesMut) {
         let Some(block) = self.kept.blocks.last() else { return };
-        let (name, is_text, rest): (_, _, &[u8]) = match block.kind {
-            BlockKind::Content => ("response.output_text.delta", true, b",\"logprobs\":[]"),
-            BlockKind::Reasoning => ("response.reasoning_text.delta", true, b""),
-            BlockKind::Call { .. } => ("response.function_call_arguments.delta", false, b""),
+        let (name, is_text) = match block.kind {
+            BlockKind::Content => ("response.output_text.delta", true),
+            BlockKind::Reasoning => ("response.reasoning_text.delta", true),
+            BlockKind::Call { .. } => ("response.function_call_arguments.delta", false),
         };
         self.open(name, out);
         self.place(is_text, out);
         out.extend_from_slice(b",\"delta\":");
         json(out, text);
-        out.extend_from_slice(rest);
+        if let Some(block) =
+            self.kept.blocks.last().filter(|block| block.kind == BlockKind::Content)
+        {
+            self.keeper.extras.logprobs(&block.tokens[told..], out);
+        }
         close(out);
     }
 
     fn end(&mut self, status: ResponseStatus, out: &mut BytesMut) -> Result<(), RouteError> {
         let Some(block) = self.kept.blocks.pop() else { return Ok(()) };
-        let said = SAID_AGAIN * block.text.len();
+        let said = SAID_AGAIN * (block.text.len() + scored_bytes(&block.tokens));
         let charged = self.kept.memory.charge(said).map_err(Refused::answer);
         self.kept.blocks.push(block.clone());
         charged?;
@@ -214,7 +222,7 @@ impl ItemEvents {
         out.extend_from_slice(field);
         json(out, &block.text);
         match &block.kind {
-            BlockKind::Content => out.extend_from_slice(b",\"logprobs\":[]"),
+            BlockKind::Content => self.keeper.extras.logprobs(&block.tokens, out),
             BlockKind::Reasoning => {}
             BlockKind::Call { name, .. } => {
                 out.extend_from_slice(b",\"name\":");
@@ -226,13 +234,13 @@ impl ItemEvents {
             self.open("response.content_part.done", out);
             self.place(true, out);
             out.extend_from_slice(b",\"part\":");
-            object::part(&block, out);
+            object::part(&block, &self.keeper.extras, out);
             close(out);
         }
         self.open("response.output_item.done", out);
         self.place(false, out);
         out.extend_from_slice(b",\"item\":");
-        object::item(&self.id, &block, status, self.keeper.seals, out);
+        object::item(&self.id, &block, status, &self.keeper.extras, out);
         close(out);
         Ok(())
     }

@@ -2,10 +2,13 @@
 //!
 //! What the assistant thought, said and called between two messages of others is one message of a chat.
 
+pub(super) mod origins;
+
 use serde_json::{Map, Value, json};
 
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, clip, unsupported, wrong_type};
+use crate::http::responses::items::origins::{MessageOrigin, MessageOrigins};
 
 /// In front of reasoning that travels as `encrypted_content`. It is no secret: it is the client's own answer.
 pub(super) const SEALED: &str = "headrace:";
@@ -16,6 +19,7 @@ const TEXT_ONLY: &str = "this server reads text only";
 #[derive(Debug, Default)]
 pub(super) struct ItemMessages {
     messages: Vec<Value>,
+    origins: MessageOrigins,
     /// What the assistant did since the last message of others.
     turn: AssistantTurn,
 }
@@ -25,11 +29,12 @@ struct AssistantTurn {
     texts: Vec<Value>,
     reasoning: Vec<String>,
     calls: Vec<Value>,
+    origin: MessageOrigin,
 }
 
 impl AssistantTurn {
-    fn message(self) -> Option<Value> {
-        let Self { texts, reasoning, calls } = self;
+    fn message(self) -> Option<(Value, MessageOrigin)> {
+        let Self { texts, reasoning, calls, origin } = self;
         if texts.is_empty() && reasoning.is_empty() && calls.is_empty() {
             return None;
         }
@@ -43,39 +48,47 @@ impl AssistantTurn {
         if !calls.is_empty() {
             message.insert("tool_calls".into(), Value::Array(calls));
         }
-        Some(Value::Object(message))
+        Some((Value::Object(message), origin))
     }
 }
 
 impl ItemMessages {
     /// Instructions, before everything.
     pub(super) fn instruct(&mut self, text: &str) {
-        self.messages.push(json!({"role": "system", "content": text}));
+        let mut origin = MessageOrigin::default();
+        origin.note("instructions");
+        self.push(json!({"role": "system", "content": text}), origin);
     }
 
     /// Adds an item.
     ///
     /// # Errors
     /// `BadRequest` about the first wrong field.
-    pub(super) fn add(&mut self, item: Value, at: String) -> Result<(), RouteError> {
-        let mut item = Fields::of(item, at)?;
+    pub(super) fn add(&mut self, item: Value, at: &str) -> Result<(), RouteError> {
+        let mut item = Fields::of(item, at.to_owned())?;
         let kind = item.string("type")?;
         item.string("id")?;
         item.string("status")?;
         match kind.as_deref() {
-            None | Some("message") => self.message(&mut item)?,
-            Some("function_call") => self.turn.calls.push(function_call(&mut item)?),
+            None | Some("message") => self.message(&mut item, at)?,
+            Some("function_call") => {
+                self.turn.calls.push(function_call(&mut item)?);
+                self.turn.origin.note_call(at);
+            }
             Some("function_call_output") => {
                 let output = function_call_output(&mut item)?;
-                self.other(output);
+                self.other(output, at);
             }
-            Some("reasoning") => self.turn.reasoning.extend(reasoning(&mut item)?),
+            Some("reasoning") => {
+                self.turn.reasoning.extend(reasoning(&mut item)?);
+                self.turn.origin.note(at);
+            }
             Some(other) => return Err(not_known(&item, other)),
         }
         item.finish()
     }
 
-    fn message(&mut self, item: &mut Fields) -> Result<(), RouteError> {
+    fn message(&mut self, item: &mut Fields, at: &str) -> Result<(), RouteError> {
         let role = item.string("role")?;
         let role = item.require("role", role)?;
         let content = item.take("content");
@@ -84,9 +97,12 @@ impl ItemMessages {
         let parts = parts(content, &item.path("content"))?;
         match role.as_str() {
             "user" | "system" | "developer" => {
-                self.other(json!({"role": role, "content": parts}));
+                self.other(json!({"role": role, "content": parts}), at);
             }
-            "assistant" => self.turn.texts.extend(parts),
+            "assistant" => {
+                self.turn.texts.extend(parts);
+                self.turn.origin.note(at);
+            }
             other => {
                 let path = item.path("role");
                 let message = format!(
@@ -99,15 +115,28 @@ impl ItemMessages {
         Ok(())
     }
 
-    fn other(&mut self, message: Value) {
-        self.messages.extend(std::mem::take(&mut self.turn).message());
-        self.messages.push(message);
+    fn other(&mut self, message: Value, at: &str) {
+        self.end_turn();
+        let mut origin = MessageOrigin::default();
+        origin.note(at);
+        self.push(message, origin);
     }
 
-    /// All messages.
-    pub(super) fn finish(mut self) -> Vec<Value> {
-        self.messages.extend(self.turn.message());
-        self.messages
+    fn end_turn(&mut self) {
+        if let Some((message, origin)) = std::mem::take(&mut self.turn).message() {
+            self.push(message, origin);
+        }
+    }
+
+    fn push(&mut self, message: Value, origin: MessageOrigin) {
+        self.messages.push(message);
+        self.origins.push(origin);
+    }
+
+    /// All messages, and where they come from.
+    pub(super) fn finish(mut self) -> (Vec<Value>, MessageOrigins) {
+        self.end_turn();
+        (self.messages, self.origins)
     }
 }
 

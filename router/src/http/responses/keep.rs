@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::http::reply::blocks::Block;
 use crate::http::responses::ids::ResponseIds;
-use crate::http::responses::object::{self, ResponseStatus};
+use crate::http::responses::object::{self, ItemExtras, ResponseStatus};
 use crate::request::Usage;
 use crate::response_store::{OwnerId, ResponseStore, StoredResponse};
 
@@ -19,8 +19,7 @@ pub(super) struct Keeper {
     /// The list of its input items.
     pub(super) input: Bytes,
     pub(super) previous: Option<String>,
-    /// Reasoning is sealed, too.
-    pub(super) seals: bool,
+    pub(super) extras: ItemExtras,
     /// Where it is stored, and whose it is.
     pub(super) store: Option<(ResponseStore, OwnerId)>,
 }
@@ -28,7 +27,7 @@ pub(super) struct Keeper {
 impl Keeper {
     /// The list of all output items.
     pub(super) fn output(&self, blocks: &[Block], status: ResponseStatus) -> Bytes {
-        object::output(blocks, &self.ids, status, self.seals)
+        object::output(blocks, &self.ids, status, &self.extras)
     }
 
     /// The response that ended, after it was stored.

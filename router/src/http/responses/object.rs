@@ -1,5 +1,7 @@
 //! The response object and its output items, as JSON.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -7,9 +9,10 @@ use serde_json::{Value, json};
 use crate::http::parse::ids;
 use crate::http::reply::blocks::{Block, BlockKind};
 use crate::http::reply::events::json;
+use crate::http::reply::logprobs::{Vocabulary, chat_token};
 use crate::http::responses::ids::ResponseIds;
 use crate::http::responses::items::SEALED;
-use crate::request::{FinishReason, Usage};
+use crate::request::{FinishReason, ScoredToken, Usage};
 
 /// How far a response has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +80,7 @@ impl ResponseHead<'_> {
         out.extend_from_slice(b",");
         out.extend_from_slice(self.echo.as_bytes());
         out.extend_from_slice(
-            b",\"background\":false,\"max_tool_calls\":null,\"service_tier\":\"default\",\"top_logprobs\":0,\
+            b",\"background\":false,\"max_tool_calls\":null,\"service_tier\":\"default\",\
               \"truncation\":\"disabled\",\"output\":",
         );
         out.freeze()
@@ -138,12 +141,37 @@ pub(super) fn prefix(kind: &BlockKind) -> &'static str {
     }
 }
 
-/// Appends an output item. `seals`: reasoning is sealed, too.
+/// What the client wants to see of items beside their text.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ItemExtras {
+    /// Reasoning is sealed, too.
+    pub(super) seals: bool,
+    /// What tokens stand for, where log-probabilities are sent.
+    pub(super) vocabulary: Option<Arc<dyn Vocabulary>>,
+}
+
+impl ItemExtras {
+    /// Appends the log-probabilities of these tokens as a list; an empty one where nobody asked for them.
+    pub(super) fn logprobs(&self, tokens: &[ScoredToken], out: &mut BytesMut) {
+        out.extend_from_slice(b",\"logprobs\":[");
+        if let Some(vocabulary) = &self.vocabulary {
+            for (i, token) in tokens.iter().enumerate() {
+                if i > 0 {
+                    out.extend_from_slice(b",");
+                }
+                chat_token(vocabulary.as_ref(), token, out);
+            }
+        }
+        out.extend_from_slice(b"]");
+    }
+}
+
+/// Appends an output item.
 pub(super) fn item(
     id: &str,
     block: &Block,
     status: ResponseStatus,
-    seals: bool,
+    extras: &ItemExtras,
     out: &mut BytesMut,
 ) {
     out.extend_from_slice(b"{\"id\":");
@@ -152,17 +180,17 @@ pub(super) fn item(
         BlockKind::Content => {
             out.extend_from_slice(b",\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
             if status != ResponseStatus::InProgress {
-                part(block, out);
+                part(block, extras, out);
             }
             out.extend_from_slice(b"]");
         }
         BlockKind::Reasoning => {
             out.extend_from_slice(b",\"type\":\"reasoning\",\"summary\":[],\"content\":[");
             if status != ResponseStatus::InProgress {
-                part(block, out);
+                part(block, extras, out);
             }
             out.extend_from_slice(b"],\"encrypted_content\":");
-            if seals && status != ResponseStatus::InProgress {
+            if extras.seals && status != ResponseStatus::InProgress {
                 json(out, &format!("{SEALED}{}", block.text));
             } else {
                 out.extend_from_slice(b"null");
@@ -183,7 +211,7 @@ pub(super) fn item(
 }
 
 /// Appends the one part of a message or of reasoning.
-pub(super) fn part(block: &Block, out: &mut BytesMut) {
+pub(super) fn part(block: &Block, extras: &ItemExtras, out: &mut BytesMut) {
     if block.kind == BlockKind::Reasoning {
         out.extend_from_slice(b"{\"type\":\"reasoning_text\",\"text\":");
         json(out, &block.text);
@@ -191,7 +219,9 @@ pub(super) fn part(block: &Block, out: &mut BytesMut) {
     } else {
         out.extend_from_slice(b"{\"type\":\"output_text\",\"text\":");
         json(out, &block.text);
-        out.extend_from_slice(b",\"annotations\":[],\"logprobs\":[]}");
+        out.extend_from_slice(b",\"annotations\":[]");
+        extras.logprobs(&block.tokens, out);
+        out.extend_from_slice(b"}");
     }
 }
 
@@ -200,7 +230,7 @@ pub(super) fn output(
     blocks: &[Block],
     ids: &ResponseIds,
     status: ResponseStatus,
-    seals: bool,
+    extras: &ItemExtras,
 ) -> Bytes {
     let mut out = BytesMut::from(&b"["[..]);
     for (index, block) in blocks.iter().enumerate() {
@@ -209,7 +239,7 @@ pub(super) fn output(
         }
         let is_last = index + 1 == blocks.len();
         let status = if is_last { status.of_item() } else { ResponseStatus::Completed };
-        item(&ids.item(prefix(&block.kind), index), block, status, seals, &mut out);
+        item(&ids.item(prefix(&block.kind), index), block, status, extras, &mut out);
     }
     out.extend_from_slice(b"]");
     out.freeze()

@@ -8,7 +8,7 @@ mod tools;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub(super) use self::input::reference;
 
@@ -19,8 +19,10 @@ use self::tools::tools;
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, clip, unsupported, wrong_type};
 use crate::http::parse::missing::{self, Missing};
+use crate::http::parse::params::MAX_TOP_LOGPROBS;
 use crate::http::parse::renamed::FieldNames;
 use crate::http::responses::ids::ResponseIds;
+use crate::http::responses::items::origins::MessageOrigins;
 use crate::limits::memory::MemoryShare;
 use crate::response_store::StoredResponse;
 
@@ -32,6 +34,7 @@ pub(super) const NAMES: FieldNames = FieldNames {
         ("response_format", "text.format"),
         ("verbosity", "text.verbosity"),
         ("reasoning_effort", "reasoning.effort"),
+        ("messages", "input"),
     ],
     of_tools: &[(".function", "")],
 };
@@ -47,11 +50,6 @@ const MISSING: &[Missing] = &[
     Missing::always("prompt", "this server keeps no prompts; send `instructions` and `input`"),
     Missing::always("context_management", "prompts are never cut; send the items to be seen"),
     Missing::always("moderation", "this server does not moderate"),
-    Missing {
-        name: "top_logprobs",
-        does_nothing: |value| value.as_u64() == Some(0),
-        why: "use /v1/chat/completions with `logprobs`",
-    },
     Missing {
         name: "truncation",
         does_nothing: |value| value == "disabled",
@@ -98,6 +96,8 @@ pub(super) struct Wishes {
     pub(super) seals: bool,
     /// The list of its own input items, as JSON; empty where it is not stored.
     pub(super) input: String,
+    /// Where the messages of the chat come from.
+    pub(super) origins: MessageOrigins,
 }
 
 /// What a request refers to.
@@ -129,15 +129,22 @@ pub(super) fn to_chat(
     }
     let store = store.unwrap_or(stores);
     let previous = fields.string("previous_response_id")?;
-    let seals = include(&mut fields)?;
+    let Included { seals, mut logprobs } = include(&mut fields)?;
+    let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?.unwrap_or(0);
+    logprobs |= top > 0; // who names a number of alternatives wants to see them
+    if logprobs {
+        chat.insert("logprobs".into(), true.into());
+        chat.insert("top_logprobs".into(), top.into());
+    }
     stream_options(&mut fields)?;
     fields.integer("max_tool_calls", 0..=i64::MAX)?; // counts calls of tools that this server has none of
 
     let mut echo = RequestEcho::new(answer);
     echo.copy("instructions", fields.string("instructions")?.map(Value::String).as_ref())?;
-    echo.copy("metadata", Some(&metadata(&mut fields)?))?;
+    echo.copy("metadata", Some(&Value::Object(missing::metadata(&mut fields)?)))?;
     echo.copy("previous_response_id", previous.clone().map(Value::String).as_ref())?;
     echo.copy("store", Some(&store.into()))?;
+    echo.copy("top_logprobs", Some(&top.into()))?;
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         echo.copy(name, fields.look(name))?;
     }
@@ -161,32 +168,37 @@ pub(super) fn to_chat(
     let mut input = input(&mut fields)?;
     resolve(&mut input, known, body)?;
     let kept = if store { kept_input(&mut input, ids, answer)? } else { String::new() };
-    chat.insert("messages".into(), messages(instructions, known, input, body)?);
+    let (messages, origins) = messages(instructions, known, input, body)?;
+    chat.insert("messages".into(), messages);
     missing::refuse(&mut fields, MISSING)?;
     fields.finish()?;
     let chat = Fields::of_body(Value::Object(chat))?;
-    Ok((chat, Wishes { echo, store, previous, seals, input: kept }))
+    Ok((chat, Wishes { echo, store, previous, seals, input: kept, origins }))
 }
 
-/// Whether reasoning is to be sealed. Everything else that may be asked for never comes about here.
-fn include(fields: &mut Fields) -> Result<bool, RouteError> {
-    let mut seals = false;
+/// What is to be in the response beside its text.
+#[derive(Debug, Default)]
+struct Included {
+    seals: bool,
+    logprobs: bool,
+}
+
+/// Everything else that may be asked for never comes about here.
+fn include(fields: &mut Fields) -> Result<Included, RouteError> {
+    let mut included = Included::default();
     for (i, name) in fields.array("include")?.unwrap_or_default().into_iter().enumerate() {
         let at = format!("include[{i}]");
         let Value::String(name) = &name else { return Err(wrong_type(at, "a string", &name)) };
         match name.as_str() {
-            "reasoning.encrypted_content" => seals = true,
-            "message.output_text.logprobs" => {
-                let why = "use /v1/chat/completions with `logprobs`";
-                return Err(unsupported(at, why));
-            }
+            "reasoning.encrypted_content" => included.seals = true,
+            "message.output_text.logprobs" => included.logprobs = true,
             name if KINDS_OF_CALLS.iter().any(|kind| name.starts_with(kind)) => {}
             name => {
                 return Err(bad(&at, format!("`{at}` is \"{}\", which is not known", clip(name))));
             }
         }
     }
-    Ok(seals)
+    Ok(included)
 }
 
 /// What may be included of calls of tools that this server does not have.
@@ -205,10 +217,6 @@ fn stream_options(fields: &mut Fields) -> Result<(), RouteError> {
         return Err(unsupported("stream_options.include_obfuscation", why));
     }
     options.finish()
-}
-
-fn metadata(fields: &mut Fields) -> Result<Value, RouteError> {
-    Ok(fields.object("metadata")?.map_or_else(|| json!({}), |all| Value::Object(all.into_rest())))
 }
 
 /// Reads a body as `/v1/responses` does, for the test of its documentation.

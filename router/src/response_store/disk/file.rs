@@ -82,6 +82,7 @@ impl StoreFile {
         database.busy_timeout(wait)?;
         let word = |pragma: &str| database.query_row(pragma, [], |row| row.get::<_, String>(0));
         word("PRAGMA locking_mode = EXCLUSIVE")?;
+        let is_new = is_new(&database)?; // what is not ours stays as it is
         let mode = word("PRAGMA journal_mode = WAL")?;
         if mode != "wal" {
             let problem = format!("SQLite keeps no write-ahead log there, but \"{mode}\"");
@@ -89,31 +90,18 @@ impl StoreFile {
         }
         // what a crash of the machine takes is the last responses; what was deleted is overwritten
         database.execute_batch("PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON")?;
-        let mut file = Self { path: path.to_owned(), database };
-        file.check_or_begin()?;
-        Ok(file)
-    }
-
-    fn check_or_begin(&mut self) -> Result<(), StoreError> {
-        let number = |pragma: &str| self.database.query_row(pragma, [], |row| row.get::<_, i32>(0));
-        let tables = number("SELECT count(*) FROM sqlite_schema")?;
-        let (application, schema) =
-            (number("PRAGMA application_id")?, number("PRAGMA user_version")?);
-        if tables == 0 && application == 0 {
+        if is_new {
             let begin = format!(
                 "BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}; {TABLES}; COMMIT"
             );
-            return Ok(self.database.execute_batch(&begin)?);
+            database.execute_batch(&begin)?;
         }
-        if application != APPLICATION {
-            return Err(StoreError::NotOurs);
+        let word =
+            database.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0))?;
+        if word != "ok" {
+            return Err(StoreError::Damaged(word));
         }
-        if schema != SCHEMA {
-            return Err(StoreError::OtherLayout { found: schema });
-        }
-        let check = "PRAGMA quick_check(1)";
-        let word = self.database.query_row(check, [], |row| row.get::<_, String>(0))?;
-        if word == "ok" { Ok(()) } else { Err(StoreError::Damaged(word)) }
+        Ok(Self { path: path.to_owned(), database })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -217,6 +205,22 @@ impl StoreFile {
         let number = |pragma: &str| self.database.query_row(pragma, [], |row| row.get::<_, u32>(0));
         let pages = number("PRAGMA page_count").unwrap();
         number(&format!("PRAGMA max_page_count = {}", pages + more)).unwrap();
+    }
+}
+
+/// Whether nothing was ever written.
+///
+/// # Errors
+/// It is no file of stored responses, or one of another layout.
+fn is_new(database: &Connection) -> Result<bool, StoreError> {
+    let number = |pragma: &str| database.query_row(pragma, [], |row| row.get::<_, i32>(0));
+    let tables = number("SELECT count(*) FROM sqlite_schema")?;
+    let (application, found) = (number("PRAGMA application_id")?, number("PRAGMA user_version")?);
+    match (tables, application) {
+        (0, 0) => Ok(true),
+        (_, APPLICATION) if found == SCHEMA => Ok(false),
+        (_, APPLICATION) => Err(StoreError::OtherLayout { found }),
+        _ => Err(StoreError::NotOurs),
     }
 }
 

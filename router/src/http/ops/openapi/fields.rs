@@ -209,3 +209,11 @@ fn token_id() -> Value {
 fn json_schema() -> Value {
     json!({"type": ["object", "boolean", "string"]})
 }
+
+/// Texts by name, within OpenAI's bounds.
+fn metadata() -> Value {
+    json!({
+        "type": "object", "maxProperties": 16, "propertyNames": {"maxLength": 64},
+        "additionalProperties": {"type": "string", "maxLength": 512},
+    })
+}

@@ -1,12 +1,15 @@
 //! Whole streams, event by event.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
+use crate::core::frame::Ranked;
+use crate::http::reply::logprobs::TestPieces;
 use crate::http::responses::ids::ResponseIds;
 use crate::limits::memory::MemoryPool;
 use crate::output::Part;
-use crate::request::FinishReason;
+use crate::request::{FinishReason, ScoredToken};
 
 fn writer() -> ResponseEvents {
     let keeper = Keeper {
@@ -14,7 +17,7 @@ fn writer() -> ResponseEvents {
         head: Bytes::from_static(b"{\"id\":\"resp_1\",\"output\":"),
         input: Bytes::new(),
         previous: None,
-        seals: true,
+        extras: ItemExtras { seals: true, vocabulary: None },
         store: None,
     };
     let kept = KeptBlocks::new(MemoryPool::private(1 << 20).share());
@@ -182,4 +185,35 @@ fn an_answer_without_memory_for_its_end_fails() {
     writer.delta(&delta(&long, None), Usage::default(), &mut out).unwrap();
     let end = writer.delta(&delta("", Some(FinishReason::Stop)), Usage::default(), &mut out);
     assert!(matches!(end, Err(RouteError::AnswerTooLarge { .. })), "{end:?}");
+}
+
+#[test]
+fn tokens_of_text_are_told_with_their_probabilities() {
+    let (mut writer, mut out) = (writer(), BytesMut::new());
+    writer.items.keeper.extras.vocabulary = Some(Arc::new(TestPieces(&[b"Hi", b"!", b"?"])));
+    let scored = |id: u32, logprob: f64, top: Vec<Ranked>| {
+        vec![ScoredToken { id, logprob: Some(logprob), top }]
+    };
+    let with = |delta: Delta, tokens| Delta { tokens, ..delta };
+    let usage = Usage::default();
+    let first = with(delta("Hi", None), scored(0, -0.5, vec![Ranked(2, -1.5)]));
+    writer.delta(&first, usage, &mut out).unwrap();
+    let last = with(delta("!", Some(FinishReason::Stop)), scored(1, -0.25, vec![]));
+    writer.delta(&last, usage, &mut out).unwrap();
+    writer.end(usage, None, &mut out);
+    let events = events(&out);
+    let of = |kind: &str| -> Vec<&Value> { events.iter().filter(|e| e["type"] == kind).collect() };
+    let other = json!({"token": "?", "logprob": -1.5, "bytes": [63]});
+    let hi = json!({"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": [other]});
+    let mark = json!({"token": "!", "logprob": -0.25, "bytes": [33], "top_logprobs": []});
+    let deltas = of("response.output_text.delta");
+    assert_eq!(deltas[0]["logprobs"], json!([hi]));
+    assert_eq!(deltas[1]["logprobs"], json!([mark]));
+    let all = json!([hi, mark]);
+    assert_eq!(of("response.output_text.done")[0]["logprobs"], all);
+    assert_eq!(of("response.content_part.added")[0]["part"]["logprobs"], json!([]));
+    assert_eq!(of("response.content_part.done")[0]["part"]["logprobs"], all);
+    let item = &of("response.completed")[0]["response"]["output"][0];
+    assert_eq!(item["content"][0]["logprobs"], all);
+    assert_eq!(of("response.output_item.done")[0]["item"], *item);
 }

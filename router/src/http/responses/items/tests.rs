@@ -6,9 +6,9 @@ fn messages(items: Value) -> Result<Vec<Value>, RouteError> {
     let Value::Array(items) = items else { panic!("tests pass arrays") };
     let mut messages = ItemMessages::default();
     for (i, item) in items.into_iter().enumerate() {
-        messages.add(item, format!("input[{i}]"))?;
+        messages.add(item, &format!("input[{i}]"))?;
     }
-    Ok(messages.finish())
+    Ok(messages.finish().0)
 }
 
 fn text(text: &str) -> Value {
@@ -93,4 +93,40 @@ fn what_is_stored_has_ids_and_parts() {
     assert_eq!(items, want);
     assert!(messages(Value::Array(items.to_vec())).is_ok(), "it can be read again");
     assert!(normalised(&mut [json!(5)], |_| String::new()).is_err());
+}
+
+#[test]
+fn an_error_about_a_message_names_the_item() {
+    let mut messages = ItemMessages::default();
+    messages.instruct("Be brief.");
+    let call =
+        |id: &str| json!({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"});
+    for (i, item) in [
+        json!({"role": "user", "content": "a"}),
+        json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": "b"}]}),
+        call("1"),
+        call("2"),
+        json!({"type": "function_call_output", "call_id": "1", "output": "c"}),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        messages.add(item, &format!("input[{i}]")).unwrap();
+    }
+    let (_, origins) = messages.finish();
+    for (ours, theirs) in [
+        ("messages[0].content", "instructions"),
+        ("messages[1].content[0].text", "input[0]"),
+        ("messages[2].tool_calls[1].function.arguments", "input[3].arguments"),
+        ("messages[2].tool_calls[0].id", "input[2].id"),
+        ("messages[2].reasoning_content", "input[1]"),
+        ("messages[3].tool_call_id", "input[4]"),
+        ("messages[9]", "messages[9]"),
+        ("stop", "stop"),
+    ] {
+        let error = origins.of_client(bad(ours, format!("`{ours}` is wrong")));
+        let RouteError::BadRequest { param, message } = error else { panic!("{error:?}") };
+        assert_eq!(param.as_deref(), Some(theirs));
+        assert_eq!(message, format!("`{theirs}` is wrong"));
+    }
 }

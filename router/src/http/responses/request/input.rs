@@ -7,6 +7,7 @@ use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, clip, wrong_type};
 use crate::http::parse::json::parse;
 use crate::http::responses::ids::ResponseIds;
+use crate::http::responses::items::origins::MessageOrigins;
 use crate::http::responses::items::{self, ItemMessages};
 use crate::limits::memory::{MemoryShare, Refused};
 
@@ -99,7 +100,7 @@ pub(super) fn messages(
     known: &Known,
     input: Vec<Value>,
     memory: &mut MemoryShare,
-) -> Result<Value, RouteError> {
+) -> Result<(Value, MessageOrigins), RouteError> {
     let mut messages = ItemMessages::default();
     if let Some(instructions) = instructions {
         messages.instruct(&instructions);
@@ -109,13 +110,14 @@ pub(super) fn messages(
             let items = stored_items(items, memory)?;
             charge_items(items.len(), memory)?;
             for (i, item) in items.into_iter().enumerate() {
-                messages.add(item, format!("previous_response_id[{i}]"))?;
+                messages.add(item, &format!("previous_response_id[{i}]"))?;
             }
         }
     }
     charge_items(input.len(), memory)?;
     for (i, item) in input.into_iter().enumerate() {
-        messages.add(item, format!("input[{i}]"))?;
+        messages.add(item, &format!("input[{i}]"))?;
     }
-    Ok(Value::Array(messages.finish()))
+    let (messages, origins) = messages.finish();
+    Ok((Value::Array(messages), origins))
 }

@@ -1,5 +1,7 @@
 //! What requests become, and what is refused by name.
 
+use serde_json::json;
+
 use super::*;
 use crate::limits::memory::MemoryPool;
 
@@ -93,6 +95,21 @@ fn what_has_another_name_there_has_ours_here() {
 }
 
 #[test]
+fn log_probabilities_are_asked_for_by_name_or_number() {
+    let included = json!({"include": ["message.output_text.logprobs"]});
+    for (more, want) in [
+        (json!({}), (Value::Null, Value::Null, json!(0))),
+        (json!({"top_logprobs": 0}), (Value::Null, Value::Null, json!(0))),
+        (included, (json!(true), json!(0), json!(0))),
+        (json!({"top_logprobs": 3}), (json!(true), json!(3), json!(3))),
+    ] {
+        let got = chat(&more);
+        let got = (got["logprobs"].clone(), got["top_logprobs"].clone());
+        assert_eq!((got.0, got.1, echo(&more)["top_logprobs"].clone()), want, "{more}");
+    }
+}
+
+#[test]
 fn tools_and_their_choice_become_those_of_a_chat() {
     let tool = json!({"type": "function", "name": "f", "description": "d", "parameters": {},
         "strict": true});
@@ -127,10 +144,11 @@ fn what_cannot_be_done_is_refused_by_name() {
         (json!({"conversation": "c"}), "conversation"),
         (json!({"prompt": {"id": "p"}}), "prompt"),
         (json!({"truncation": "auto"}), "truncation"),
-        (json!({"top_logprobs": 2}), "top_logprobs"),
-        (json!({"include": ["message.output_text.logprobs"]}), "include[0]"),
+        (json!({"top_logprobs": 21}), "top_logprobs"),
+        (json!({"top_logprobs": "many"}), "top_logprobs"),
         (json!({"include": ["all"]}), "include[0]"),
         (json!({"store": "yes"}), "store"),
+        (json!({"metadata": {"a": 1}}), "metadata.a"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (json!({"tools": [{"type": "file_search"}]}), "tools[0].type"),

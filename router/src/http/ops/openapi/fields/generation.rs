@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::FieldKind::{Above, Array, Boolean, Integer, Number, Object, Open, Other, Text, Words};
-use super::{Field, ObjectShape, U32, field, json_schema, must, text, token_id};
+use super::{Field, ObjectShape, U32, field, json_schema, metadata, must, text, token_id};
 
 /// How tokens are chosen, where the answer ends, how it is sent.
 pub(super) const GENERATION: &[Field] = &[
@@ -81,7 +81,7 @@ pub(super) const GENERATION: &[Field] = &[
 
 /// Accepted, and nothing changes by it.
 pub(super) const HARMLESS: &[Field] = &[
-    field("metadata", Open, "Changes nothing."),
+    field("metadata", Other(metadata), "At most 16 texts by name. Changes nothing."),
     field("safety_identifier", Text, "Changes nothing."),
     field("parallel_tool_calls", Boolean, "Of a chat: false ends it after its first call."),
     field("prompt_cache_retention", Text, "Changes nothing."),

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::FieldKind::{
     Array, Boolean, Integer, Object, Objects, Open, Other, Text, TextOr, Words, WordsOr,
 };
-use super::{ObjectShape, U32, field, json_schema, must, text};
+use super::{ObjectShape, U32, field, json_schema, metadata, must, text};
 use crate::http::responses::request::SAME;
 
 pub(in super::super) const RESPONSES: ObjectShape = ObjectShape {
@@ -28,10 +28,15 @@ pub(in super::super) const RESPONSES: ObjectShape = ObjectShape {
         field(
             "include",
             Array(text),
-            "`reasoning.encrypted_content`: reasoning comes in that field, too. What can be included of tools of \
-             OpenAI's own changes nothing.",
+            "`message.output_text.logprobs`: log-probabilities of the tokens of texts. `reasoning.encrypted_content`: reasoning \
+             comes in that field, too. What can be included of tools of OpenAI's own changes nothing.",
         ),
-        field("metadata", Open, "Is said again in the response."),
+        field(
+            "top_logprobs",
+            Integer(0, 20),
+            "Alternatives of each token, with log-probabilities.",
+        ),
+        field("metadata", Other(metadata), "At most 16 texts by name, said again in the response."),
         field("stream_options", Object(&STREAM_OPTIONS), "Only with `stream`."),
         field(
             "max_tool_calls",
