@@ -17,7 +17,7 @@ use crate::error::RouteError;
 use crate::limits::memory::{Memory, MemoryShare};
 use crate::metrics::Metrics;
 use disk::DiskStore;
-pub(crate) use disk::StoreError;
+pub(crate) use disk::StoreFileError;
 use in_memory::MemoryStore;
 use running::Running;
 pub(crate) use running::RunningResponse;
@@ -73,7 +73,7 @@ impl ResponseStore {
         config: &StoreConfig,
         memory: &Memory,
         metrics: &Arc<Metrics>,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, StoreFileError> {
         let kept = match &config.file {
             Some(path) => Kept::OnDisk(Arc::new(DiskStore::open(path, config, memory, metrics)?)),
             None => {

@@ -20,8 +20,8 @@ use crate::config::StoreConfig;
 use crate::error::RouteError;
 use crate::limits::memory::{Memory, MemoryPool, MemoryShare};
 use crate::metrics::Metrics;
-pub(crate) use file::StoreError;
 use file::StoreFile;
+pub(crate) use file::StoreFileError;
 use thread::StoreThread;
 
 /// What may wait for the thread. A guess: a disk does thousands in a second.
@@ -82,7 +82,7 @@ impl DiskStore {
         config: &StoreConfig,
         memory: &Memory,
         metrics: &Arc<Metrics>,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, StoreFileError> {
         let file = StoreFile::open(path, PREDECESSOR)?;
         let behind = Arc::new(AtomicBool::new(false));
         let metrics = Arc::clone(metrics);
@@ -90,7 +90,7 @@ impl DiskStore {
         let thread = StoreThread::new(file, config, pool, &metrics, Arc::clone(&behind))?;
         let (commands, inbox) = sync_channel(WAITING);
         let named = std::thread::Builder::new().name("response-store".into());
-        let thread = named.spawn(move || thread.run(&inbox)).map_err(StoreError::Open)?;
+        let thread = named.spawn(move || thread.run(&inbox)).map_err(StoreFileError::Open)?;
         let answers = memory.answers.clone();
         Ok(Self { commands: Some(commands), thread: Some(thread), answers, metrics, behind })
     }

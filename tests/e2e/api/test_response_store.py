@@ -1,4 +1,4 @@
-"""`--response-store`: responses outlive the router, its death and a full disk; a file that cannot be used stops the start."""
+"""`--response-store`: responses outlive the router, its death and a full disk; a wrong file stops the start."""
 
 from __future__ import annotations
 

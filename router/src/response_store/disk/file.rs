@@ -34,7 +34,7 @@ const TABLES: &str = "CREATE TABLE responses (
 
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StoreError {
+pub(crate) enum StoreFileError {
     #[error("{0}")]
     Open(#[source] io::Error),
     #[error("another router uses it; each one needs a file of its own")]
@@ -49,7 +49,7 @@ pub(crate) enum StoreError {
     Sql(#[source] rusqlite::Error),
 }
 
-impl From<rusqlite::Error> for StoreError {
+impl From<rusqlite::Error> for StoreFileError {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::InUse,
@@ -72,11 +72,11 @@ impl StoreFile {
     ///
     /// # Errors
     /// It cannot be written, belongs to another router, is something else, or is damaged.
-    pub(super) fn open(path: &Path, wait: Duration) -> Result<Self, StoreError> {
+    pub(super) fn open(path: &Path, wait: Duration) -> Result<Self, StoreFileError> {
         // a file of the router's user alone, and better words than SQLite's where it cannot be
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        options.open(path).map_err(StoreError::Open)?;
+        options.open(path).map_err(StoreFileError::Open)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let database = Connection::open_with_flags(path, flags)?;
         database.busy_timeout(wait)?;
@@ -86,7 +86,7 @@ impl StoreFile {
         let mode = word("PRAGMA journal_mode = WAL")?;
         if mode != "wal" {
             let problem = format!("SQLite keeps no write-ahead log there, but \"{mode}\"");
-            return Err(StoreError::Open(io::Error::other(problem)));
+            return Err(StoreFileError::Open(io::Error::other(problem)));
         }
         // what a crash of the machine takes is the last responses; what was deleted is overwritten
         database.execute_batch("PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON")?;
@@ -99,7 +99,7 @@ impl StoreFile {
         let word =
             database.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0))?;
         if word != "ok" {
-            return Err(StoreError::Damaged(word));
+            return Err(StoreFileError::Damaged(word));
         }
         Ok(Self { path: path.to_owned(), database })
     }
@@ -112,7 +112,7 @@ impl StoreFile {
     pub(super) fn each(
         &self,
         mut found: impl FnMut(String, OwnerId, usize, u64),
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), StoreFileError> {
         let mut rows = self.database.prepare(
             "SELECT id, owner, octet_length(head) + octet_length(output) + octet_length(tail) + octet_length(input)
                  + coalesce(octet_length(previous), 0), used_ms
@@ -212,15 +212,15 @@ impl StoreFile {
 ///
 /// # Errors
 /// It is no file of stored responses, or one of another layout.
-fn is_new(database: &Connection) -> Result<bool, StoreError> {
+fn is_new(database: &Connection) -> Result<bool, StoreFileError> {
     let number = |pragma: &str| database.query_row(pragma, [], |row| row.get::<_, i32>(0));
     let tables = number("SELECT count(*) FROM sqlite_schema")?;
     let (application, found) = (number("PRAGMA application_id")?, number("PRAGMA user_version")?);
     match (tables, application) {
         (0, 0) => Ok(true),
         (_, APPLICATION) if found == SCHEMA => Ok(false),
-        (_, APPLICATION) => Err(StoreError::OtherLayout { found }),
-        _ => Err(StoreError::NotOurs),
+        (_, APPLICATION) => Err(StoreFileError::OtherLayout { found }),
+        _ => Err(StoreFileError::NotOurs),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-use super::file::{StoreError, StoreFile};
+use super::file::{StoreFile, StoreFileError};
 use super::{Found, StoreCommand};
 use crate::config::StoreConfig;
 use crate::error::RouteError;
@@ -43,7 +43,7 @@ impl StoreThread {
         pool: &MemoryPool,
         metrics: &Arc<Metrics>,
         behind: Arc<AtomicBool>,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, StoreFileError> {
         let mut shelves = Shelves::new(config, pool);
         let (now, now_ms, ttl) = (Instant::now(), unix_ms(), config.ttl);
         let mut stale = Vec::new();
