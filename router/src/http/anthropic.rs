@@ -60,7 +60,7 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     chat.job.name = ids::name("msg_");
     let head = MessageHead { id: chat.job.name.clone(), model: model.name.clone() };
     let streams = chat.delivery.stream;
-    let mut reader = PartReader::of(&mut chat);
+    let mut reader = PartReader::of(&mut chat, surface.app.memory.answers.share());
     let mut answers = Answers::place(&surface.app, &model, vec![chat.job]).await?;
     reader.after_prompt(&answers, &model);
     if streams {

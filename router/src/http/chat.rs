@@ -2,6 +2,7 @@
 
 mod held;
 mod hermes;
+mod lacking;
 mod reasoning;
 mod tools;
 
@@ -12,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad};
 use crate::http::parse::grammar::Asked;
-use crate::http::parse::missing::{self, Missing};
+use crate::http::parse::missing;
 use crate::http::parse::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::parse::{ids, messages, template_fields};
 use crate::limits::memory::MemoryShare;
@@ -46,40 +47,6 @@ pub(super) struct ChatRequest {
     pub(super) logprobs: bool,
 }
 
-/// Missing from chat completions.
-const MISSING: &[Missing] = &[
-    Missing {
-        name: "modalities",
-        does_nothing: |value| *value == serde_json::json!(["text"]),
-        why: "this server reads and writes text only",
-    },
-    Missing::always("audio", "this server reads and writes text only"),
-    Missing::always("prediction", "there are no predicted outputs"),
-    Missing::always("web_search_options", "this server does not search"),
-    Missing::always("moderation", "this server does not moderate"),
-    Missing {
-        name: "store",
-        does_nothing: |value| *value == Value::Bool(false),
-        why: "this server keeps nothing",
-    },
-    Missing {
-        name: "functions",
-        does_nothing: |value| value.as_array().is_some_and(Vec::is_empty),
-        why: "it gave way to `tools`",
-    },
-    Missing {
-        name: "function_call",
-        does_nothing: |value| value == "none",
-        why: "it gave way to `tool_choice`",
-    },
-    Missing::always("mm_processor_kwargs", "this server reads text only"),
-    Missing {
-        name: "echo",
-        does_nothing: |value| *value == Value::Bool(false),
-        why: "/v1/completions has it",
-    },
-];
-
 /// Checks a body whose `model` was taken.
 ///
 /// # Errors
@@ -111,7 +78,7 @@ pub(super) fn check(
     params::min_fits_max(common.sampling.min_tokens, max_tokens)?;
     missing::take_harmless(&mut fields)?;
     missing::refuse(&mut fields, missing::EVERYWHERE)?;
-    missing::refuse(&mut fields, MISSING)?;
+    missing::refuse(&mut fields, lacking::LACKING)?;
     fields.finish()?;
 
     let mut sampling = common.sampling;

@@ -56,7 +56,7 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
     call.apply(&mut request.job, 0);
     let logprobs = request.logprobs.then(|| vocabulary(&model));
     let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs)
-        .reading(request.format, request.shows_reasoning)
+        .reading(request.format, request.shows_reasoning, surface.app.memory.answers.share())
         .scoring_prompt(request.job.scores_prompt.then(|| vocabulary(&model)));
     let jobs = vec![request.job];
     reply::send(&surface.app, call, &model, jobs, shape, request.delivery).await
@@ -100,18 +100,7 @@ pub(super) async fn check_grammar(
     let ReadyChat { model, request } = chat;
     grammar::check(surface, request.grammar.take()).await?;
     if let Some(held) = &mut request.held {
-        for schema in held.schemas.drain(..) {
-            grammar::check(surface, Some(schema)).await?;
-        }
-        let (whole, each) = held.to_check()?;
-        if let Err(error) = grammar::check(surface, Some(whole)).await {
-            // where one function is at fault, it is named
-            for one in each {
-                grammar::check(surface, Some(one)).await?;
-            }
-            return Err(error);
-        }
-        request.job.sampling.grammar = Some(held.grammar(&model.engine)?);
+        request.job.sampling.grammar = Some(held.checked(surface, &model.engine).await?);
     }
     let words = std::mem::take(&mut request.bad_words);
     let limits = bad_words::limits(&model.engine, words, &request.job.sampling).await?;

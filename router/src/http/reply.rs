@@ -156,7 +156,7 @@ pub(super) fn gather(
     let choice = choice.ok_or_else(|| RouteError::mistake("a delta of no choice"))?;
     let finish = if let Some(readers) = readers {
         let mut parts = Vec::new();
-        let finish = readers.read(&delta, &mut parts);
+        let finish = readers.read(&delta, &mut parts)?;
         for part in parts {
             choice.message.push(part, memory).map_err(Refused::answer)?;
         }

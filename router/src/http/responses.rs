@@ -97,7 +97,7 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     let store = store.then(|| (app.responses.clone(), owner));
     let mut keeper = Keeper { ids, head, input: Bytes::from(input), previous, extras, store };
     let streams = chat.delivery.stream;
-    let mut reader = PartReader::of(&mut chat);
+    let mut reader = PartReader::of(&mut chat, app.memory.answers.share());
     let placed = Answers::place(app, &model, vec![chat.job]).await;
     let mut answers = placed.map_err(|error| request::NAMES.of_client(error))?;
     reader.after_prompt(&answers, &model);

@@ -198,6 +198,16 @@ impl CallReader {
         }
     }
 
+    /// Memory of what is held back, in bytes.
+    pub(super) fn held_bytes(&self) -> usize {
+        match self {
+            Self::Objects(call) => call.held_bytes(),
+            Self::Headed(call) => call.held_bytes(),
+            Self::Elements(call) => call.held_bytes(),
+            Self::Literals(call) => call.held_bytes(),
+        }
+    }
+
     /// What came after a call and was no part of it.
     pub(super) fn take_rest(&mut self) -> String {
         match self {

@@ -66,6 +66,11 @@ impl Harmony {
         }
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        let head = if let State::Head(head) = &self.state { head.capacity() } else { 0 };
+        self.held.capacity() + head
+    }
+
     pub(super) fn called(&self) -> bool {
         self.calls.begun() > 0
     }

@@ -41,6 +41,15 @@ impl Reader {
         }
     }
 
+    /// Memory of what is held back, in bytes.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        match &self.0 {
+            Way::Tagged(tagged) => tagged.held_bytes(),
+            Way::Harmony(harmony) => harmony.held_bytes(),
+        }
+    }
+
     /// Some call began.
     #[must_use]
     pub fn called(&self) -> bool {

@@ -59,6 +59,14 @@ impl Tagged {
         }
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        let call = match &self.state {
+            State::Call(call, raw) => raw.capacity() + call.held_bytes(),
+            State::Content | State::Reasoning | State::Over => 0,
+        };
+        self.held.capacity() + self.gap.capacity() + self.between.capacity() + call
+    }
+
     pub(super) fn called(&self) -> bool {
         self.calls.begun() > 0
     }
@@ -242,7 +250,7 @@ impl Tagged {
     /// What was held for it is part of a call; the white space before it is text if more text follows.
     fn call_announced(&mut self) {
         if let State::Call(_, raw) = &mut self.state {
-            raw.clear();
+            *raw = String::new();
         }
         let gap = std::mem::take(&mut self.gap);
         self.keep_white(&gap[..gap.len() - gap.trim_start_matches(is_white).len()]);

@@ -60,7 +60,7 @@ impl EventWriter for MessageEvents {
             blocks.step(step, out);
             Ok::<_, RouteError>(())
         };
-        let (parts, end) = self.reader.read(delta);
+        let (parts, end) = self.reader.read(delta)?;
         for part in parts {
             self.order.take(part, &mut step)?;
         }

@@ -5,6 +5,8 @@ use serde_json::{Map, Value};
 use super::tools::{CallWish, ToolChoice};
 use crate::core::frame::Grammar;
 use crate::error::RouteError;
+use crate::http::Surface;
+use crate::http::grammar as grammars;
 use crate::http::parse::fields::{bad, clip, unsupported};
 use crate::http::parse::grammar::{self, Asked};
 use crate::http::parse::params::ModelFacts;
@@ -26,7 +28,7 @@ pub(in crate::http) struct HeldCalls {
     /// The answer is a call, or what else it may be.
     otherwise: Allowed,
     /// The schemas of the arguments, still to be checked.
-    pub(in crate::http) schemas: Vec<Asked>,
+    schemas: Vec<Asked>,
 }
 
 #[derive(Debug)]
@@ -230,8 +232,27 @@ impl HeldCalls {
     /// What the answer follows, from its first token on or behind its reasoning.
     ///
     /// # Errors
-    /// `BadRequest` if the functions are too many for one grammar.
-    pub(in crate::http) fn grammar(&self, engine: &PromptEngine) -> Result<Grammar, RouteError> {
+    /// `BadRequest` about the place of what cannot be followed.
+    pub(in crate::http) async fn checked(
+        &mut self,
+        surface: &Surface,
+        engine: &PromptEngine,
+    ) -> Result<Grammar, RouteError> {
+        for schema in self.schemas.drain(..) {
+            grammars::check(surface, Some(schema)).await?;
+        }
+        let (whole, each) = self.to_check()?;
+        if let Err(error) = grammars::check(surface, Some(whole)).await {
+            // where one function is at fault, it is named
+            for one in each {
+                grammars::check(surface, Some(one)).await?;
+            }
+            return Err(error);
+        }
+        self.grammar(engine)
+    }
+
+    fn grammar(&self, engine: &PromptEngine) -> Result<Grammar, RouteError> {
         let functions: Vec<ForcedFunction> =
             self.functions.iter().map(|held| held.function.clone()).collect();
         grammar::made(self.source(&functions, |token| engine.special_token(token)), "tools")
@@ -241,7 +262,7 @@ impl HeldCalls {
     ///
     /// # Errors
     /// `BadRequest` if the functions are too many for one grammar.
-    pub(in crate::http) fn to_check(&self) -> Result<(Asked, Vec<Asked>), RouteError> {
+    fn to_check(&self) -> Result<(Asked, Vec<Asked>), RouteError> {
         let all: Vec<ForcedFunction> =
             self.functions.iter().map(|held| held.function.clone()).collect();
         let whole = grammar::lark(self.source(&all, |_| None), "tools".to_owned())?;

@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 
+use crate::error::RouteError;
 use crate::http::parse::params::Delivery;
 use crate::http::reply::events::{Envelope, Events, json};
 use crate::http::reply::logprobs::{self, Vocabulary};
 use crate::http::reply::readers::ChoiceReaders;
 use crate::http::reply::{AnswerHead, token_ids};
+use crate::limits::memory::MemoryShare;
 use crate::output::{Format, Part};
 use crate::request::{Delta, ScoredToken, Usage};
 use chunk::{ChatChunk, ROLE, ROLE_OF_CALLS, write_part};
@@ -64,13 +66,14 @@ impl ChatReply {
         self
     }
 
-    /// Its text is told apart as `format` says.
+    /// Its text is told apart as `format` says; `memory` is for what is held back.
     pub(in crate::http) fn reading(
         mut self,
         format: Option<Format>,
         shows_reasoning: bool,
+        memory: MemoryShare,
     ) -> Self {
-        self.readers = format.map(|format| ChoiceReaders::new(format, self.begun.len()));
+        self.readers = format.map(|format| ChoiceReaders::new(format, self.begun.len(), memory));
         self.shows_reasoning = shows_reasoning;
         self
     }
@@ -100,10 +103,16 @@ impl ChatReply {
 
     /// The events of a delta whose text has parts. The role comes with the first of them: it says whether the message has
     /// a content.
-    fn parts(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut) {
-        let Some(readers) = &mut self.readers else { return };
+    fn parts(
+        &mut self,
+        delta: &Delta,
+        usage: Usage,
+        envelope: &Envelope,
+        out: &mut BytesMut,
+    ) -> Result<(), RouteError> {
+        let Some(readers) = &mut self.readers else { return Ok(()) };
         let mut parts = std::mem::take(&mut self.parts);
-        let finish = readers.read(delta, &mut parts);
+        let finish = readers.read(delta, &mut parts)?;
         self.ends_early = finish.is_some() && delta.finish.is_none();
         if !self.shows_reasoning {
             parts.retain(|part| !matches!(part, Part::Reasoning(_)));
@@ -136,6 +145,7 @@ impl ChatReply {
         if let Some(finish) = finish {
             event.end(finish, out);
         }
+        Ok(())
     }
 }
 
@@ -153,7 +163,13 @@ impl Events for ChatReply {
         self.ends_early
     }
 
-    fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut) {
+    fn delta(
+        &mut self,
+        delta: &Delta,
+        usage: Usage,
+        envelope: &Envelope,
+        out: &mut BytesMut,
+    ) -> Result<(), RouteError> {
         if !self.begun.contains(&true) {
             // one event says them for all choices
             self.prompt_ids = delta.prompt_ids.clone().or(self.prompt_ids.take());
@@ -177,6 +193,7 @@ impl Events for ChatReply {
         if let Some(finish) = delta.finish {
             event.end(finish.as_str(), out);
         }
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 
+use crate::error::RouteError;
 use crate::http::parse::params::Delivery;
 use crate::http::reply::events::{Envelope, Events, json, number};
 use crate::http::reply::logprobs::{self, Column, Offset, Vocabulary};
@@ -127,7 +128,13 @@ impl Events for CompletionReply {
         Envelope::new(&self.head, Self::OBJECT, delivery)
     }
 
-    fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut) {
+    fn delta(
+        &mut self,
+        delta: &Delta,
+        usage: Usage,
+        envelope: &Envelope,
+        out: &mut BytesMut,
+    ) -> Result<(), RouteError> {
         let index = delta.choice as usize;
         let mut progress = self.choices.get_mut(index).map(std::mem::take).unwrap_or_default();
         let first = !std::mem::replace(&mut progress.begun, true);
@@ -167,6 +174,7 @@ impl Events for CompletionReply {
         if let Some(slot) = self.choices.get_mut(index) {
             *slot = progress;
         }
+        Ok(())
     }
 }
 
@@ -221,7 +229,7 @@ mod tests {
         let envelope = reply.envelope(Delivery::default());
         let mut out = BytesMut::new();
         for delta in deltas() {
-            reply.delta(&delta, Usage::default(), &envelope, &mut out);
+            reply.delta(&delta, Usage::default(), &envelope, &mut out).unwrap();
         }
         let text = String::from_utf8(out.to_vec()).unwrap();
         let events =

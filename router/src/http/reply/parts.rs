@@ -48,9 +48,9 @@ pub(in crate::http) struct AnswerEnd {
 }
 
 impl PartReader {
-    /// As a request wants its answer to be read.
-    pub(in crate::http) fn of(request: &mut ChatRequest) -> Self {
-        let readers = request.format.take().map(|format| ChoiceReaders::new(format, 1));
+    /// As a request wants its answer to be read; `memory` is for what is held back.
+    pub(in crate::http) fn of(request: &mut ChatRequest, memory: MemoryShare) -> Self {
+        let readers = request.format.take().map(|format| ChoiceReaders::new(format, 1, memory));
         let (shows_reasoning, scored) = (request.shows_reasoning, ScoredContent::default());
         Self { readers, shows_reasoning, ends_early: false, scored }
     }
@@ -71,7 +71,13 @@ impl PartReader {
     }
 
     /// The parts that are certain with this delta, all of them with the last one, and how the answer ended if it did.
-    pub(in crate::http) fn read(&mut self, delta: &Delta) -> (Vec<Part>, Option<AnswerEnd>) {
+    ///
+    /// # Errors
+    /// There is no memory for what is held back.
+    pub(in crate::http) fn read(
+        &mut self,
+        delta: &Delta,
+    ) -> Result<(Vec<Part>, Option<AnswerEnd>), RouteError> {
         let mut parts = Vec::new();
         let reason = match &mut self.readers {
             None => {
@@ -82,13 +88,13 @@ impl PartReader {
                 delta.finish.map(FinishReason::as_str)
             }
             Some(readers) if delta.tokens.is_empty() && self.scored.held.is_empty() => {
-                readers.read(delta, &mut parts)
+                readers.read(delta, &mut parts)?
             }
             Some(readers) => {
                 let (scored, mut tokens) = (&mut self.scored, delta.tokens.iter());
                 readers.read_noting(delta, &mut parts, |note| {
                     scored.note(note.token.then(|| tokens.next()).flatten(), note);
-                })
+                })?
             }
         };
         if !self.shows_reasoning {
@@ -99,7 +105,7 @@ impl PartReader {
             finish: if reason == "length" { FinishReason::Length } else { FinishReason::Stop },
             called: reason == "tool_calls",
         });
-        (parts, end)
+        Ok((parts, end))
     }
 
     /// Tokens of the content that became certain since the last call, where log-probabilities were asked for.
@@ -140,7 +146,7 @@ pub(in crate::http) async fn gather_blocks(
     let (mut order, mut kept, mut end) = (BlockOrder::default(), KeptBlocks::new(memory), None);
     while let Some(delta) = answers.next().await {
         let mut delta = delta?;
-        let (parts, ended) = reader.read(&delta);
+        let (parts, ended) = reader.read(&delta)?;
         kept.score(reader.take_scored());
         let mut keep = |step| kept.keep(&step).map_err(Refused::answer);
         for part in parts {
@@ -161,26 +167,23 @@ pub(in crate::http) async fn gather_blocks(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::memory::MemoryPool;
     use crate::output::Format;
     use crate::prompt::ReasoningParser;
 
     /// One token a piece, numbered, and the ids of those that are told with content after each.
     fn told(pieces: &[&str]) -> Vec<Vec<u32>> {
         let format = Format::new(Some(ReasoningParser::Think), None).unwrap();
-        let readers = Some(ChoiceReaders::new(format, 1));
+        let memory = MemoryPool::private(1 << 20).share();
+        let readers = Some(ChoiceReaders::new(format, 1, memory));
         let mut reader = PartReader { readers, ..PartReader::plain() };
         let last = pieces.len() - 1;
         let told = pieces.iter().enumerate().map(|(id, text)| {
             let token = ScoredToken { id: id as u32, logprob: Some(-1.0), top: Vec::new() };
             let finish = (id == last).then_some(FinishReason::Stop);
             let (text, token_ends) = ((*text).to_owned(), vec![text.len()]);
-            reader.read(&Delta {
-                text,
-                token_ends,
-                tokens: vec![token],
-                finish,
-                ..Delta::default()
-            });
+            let tokens = vec![token];
+            reader.read(&Delta { text, token_ends, tokens, finish, ..Delta::default() }).unwrap();
             reader.take_scored().into_iter().map(|token| token.id).collect()
         });
         told.collect()

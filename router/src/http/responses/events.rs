@@ -91,7 +91,7 @@ impl EventWriter for ResponseEvents {
                 items.response(name, [&head, &Bytes::from_static(b"[]"), &tail], out);
             }
         }
-        let (parts, end) = self.reader.read(delta);
+        let (parts, end) = self.reader.read(delta)?;
         items.kept.score(self.reader.take_scored());
         self.status = end.map_or(ResponseStatus::InProgress, |end| ResponseStatus::of(end.finish));
         // the end of the last item says how the response ended

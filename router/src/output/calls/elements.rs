@@ -123,6 +123,15 @@ impl ElementCall {
         }
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        let value = match &self.state {
+            State::Value(Value { kind: Kind::Held(_, text), .. }) => text.capacity(),
+            State::Name | State::Between | State::Key | State::Before(_) | State::Value(_) => 0,
+        };
+        let kinds: usize = self.arguments.keys().map(String::capacity).sum();
+        self.held.capacity() + value + kinds
+    }
+
     /// The characters after a call that did not go on as one.
     pub(super) fn take_rest(&mut self) -> String {
         std::mem::take(&mut self.held)

@@ -120,6 +120,11 @@ impl HeadedCall {
         }
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        let list = if let State::List(list) = &self.state { list.held_bytes() } else { 0 };
+        self.text.capacity() + list
+    }
+
     /// What followed the arguments of DeepSeek's and does not end them.
     pub(super) fn take_rest(&self) -> String {
         let ticks = if let State::Tail(ticks) = self.state { ticks } else { 0 };

@@ -70,6 +70,11 @@ impl LiteralCalls {
         CallStep::More
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        let open = self.arguments.open.capacity() * size_of::<Open>();
+        self.word.capacity() + self.json.capacity() + self.arguments.word.capacity() + open
+    }
+
     fn name(&mut self, c: char, calls: &Announcer) -> CallStep {
         let open = if self.language == Language::Python { '(' } else { '{' };
         if c != open {

@@ -28,6 +28,13 @@ impl ObjectCalls {
         Self { object: None, between: Some(between), some: false }
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        self.object.as_ref().map_or(0, |object| {
+            let names = object.key.capacity() + object.name.capacity();
+            size_of::<ObjectCall>() + names + object.early.capacity()
+        })
+    }
+
     pub(super) fn push(&mut self, c: char, calls: &mut Announcer, out: &mut Out<'_>) -> CallStep {
         if let Some(object) = &mut self.object {
             let step = object.push(c, calls, out);

@@ -18,7 +18,7 @@ fn events(deltas: &[Delta], delivery: Delivery) -> String {
         ..Usage::default()
     };
     for delta in deltas {
-        reply.delta(delta, usage, &envelope, &mut out);
+        reply.delta(delta, usage, &envelope, &mut out).unwrap();
     }
     String::from_utf8(out.to_vec()).unwrap().replace(FINGERPRINT, "FP")
 }

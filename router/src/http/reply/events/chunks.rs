@@ -16,7 +16,17 @@ use crate::request::{Delta, Usage};
 /// How a delta of a choice looks as OpenAI's chunks.
 pub(in crate::http) trait Events: Send + 'static {
     /// Appends the events of one delta, each between `envelope.open` and `envelope.close`.
-    fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut);
+    ///
+    /// # Errors
+    /// The answer fails with it.
+    fn delta(
+        &mut self,
+        delta: &Delta,
+        usage: Usage,
+        envelope: &Envelope,
+        out: &mut BytesMut,
+    ) -> Result<(), RouteError>;
+
     /// The usage with the tokens of reasoning, where they are known.
     fn with_reasoning(&self, usage: Usage) -> Usage {
         usage
@@ -116,8 +126,7 @@ impl<S: Events> ChoiceChunks<S> {
 
 impl<S: Events> EventWriter for ChoiceChunks<S> {
     fn delta(&mut self, delta: &Delta, usage: Usage, out: &mut BytesMut) -> Result<(), RouteError> {
-        self.shape.delta(delta, usage, &self.envelope, out);
-        Ok(())
+        self.shape.delta(delta, usage, &self.envelope, out)
     }
 
     fn with_reasoning(&self, usage: Usage) -> Usage {
