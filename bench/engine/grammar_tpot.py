@@ -122,6 +122,7 @@ def measure(turns: Turns, free: Sampling, pairs: int) -> dict[str, Any]:
     return {
         "pairs": pairs,
         "ratio": spread(ratios),
+        "ratios": ratios,
         "tpot_ms": spread(with_schema),
         "tpot_without_ms": spread(without),
         "mask_us": (totals.mask_us - before.mask_us) / masks,
@@ -138,11 +139,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     turns = Turns(options.answer)
-    found = {name: measure(turns, it, options.pairs) for name, it in SAMPLINGS.items()}
-    write(
-        options.out,
-        rounded({"model": turns.model, "sequences": SEQUENCES, "answer": options.answer, **found}),
-    )
+    found: dict[str, Any] = {
+        "model": turns.model,
+        "sequences": SEQUENCES,
+        "answer": options.answer,
+    }
+    for name, sampling in SAMPLINGS.items():
+        found[name] = measure(turns, sampling, options.pairs)
+        write(options.out, rounded(found))  # what is done stays, if the next one is cut off
 
 
 if __name__ == "__main__":
