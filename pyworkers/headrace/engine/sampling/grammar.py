@@ -126,4 +126,4 @@ class StepMasks:
         none = self._owners[chosen.counts[self._owners] == 0]
         for row in none[np.isneginf(best[rows.starts[none]])].tolist():
             text = self._core.error(rows.batch_rows.item(row))
-            chosen.stuck[row] = text or "the vocabulary has no token for what comes next"
+            chosen.stuck[row] = text or "the request forbids all tokens that may come next"

@@ -85,6 +85,9 @@ impl Follower {
     #[must_use]
     pub fn error(&self) -> Option<String> {
         let error = self.matcher.as_ref()?.get_error()?;
+        if error.contains("NoExtensionBias") {
+            return Some("no token has the bytes that come next".to_owned());
+        }
         Some(GrammarError::new(error).to_string())
     }
 
