@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,26 @@ class Stack:
     """A router and its workers without a model."""
 
     def __init__(
-        self, bin_dir: Path, doc: Path, workers: int, step_ms: float, folder: Path
+        self,
+        bin_dir: Path,
+        doc: Path,
+        workers: int,
+        step_ms: float,
+        folder: Path,
+        under: Sequence[str] = (),
     ) -> None:
+        """`under` is a command that runs the router, such as a profiler."""
         socket = folder / f"w{step_ms}.sock"
         self.log = (folder / "router.log").open("a")
         self.router = subprocess.Popen(
-            [bin_dir / "headrace-router", "--port", "0", "--worker-listen", f"unix:{socket}"],
+            [
+                *under,
+                bin_dir / "headrace-router",
+                "--port",
+                "0",
+                "--worker-listen",
+                f"unix:{socket}",
+            ],
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,

@@ -10,14 +10,13 @@ use serde_json::Value;
 mod bound;
 mod client;
 mod compare;
-mod decide;
 mod drive;
 #[cfg(test)]
 mod e2e;
-mod index_bench;
 mod link;
 mod load;
 mod mock;
+mod parts;
 mod progress;
 mod random;
 mod replay;
@@ -56,9 +55,11 @@ enum Command {
     /// Time to first token over a bare worker link, in the router's place.
     Link(link::LinkArgs),
     /// Scheduling decisions alone, on one core.
-    Decide(decide::DecideArgs),
+    Decide(parts::decide::DecideArgs),
     /// The block index alone, on one core.
-    Index(index_bench::IndexArgs),
+    Index(parts::index::IndexArgs),
+    /// Prompts to tokens alone, against the crate `tokenizers`.
+    Tokens(parts::tokens::TokensArgs),
 }
 
 /// Input that no retry helps: exit status 2, and nothing was sent.
@@ -105,8 +106,11 @@ fn run(command: Command) -> anyhow::Result<()> {
             worse => anyhow::bail!("{worse} measures got worse"),
         },
         Command::Mock(args) => print_json(&one_thread()?.block_on(mock::run(&args))?),
-        Command::Decide(args) => print_json(&serde_json::to_value(decide::run(&args)?)?),
-        Command::Index(args) => print_json(&serde_json::to_value(index_bench::run(&args)?)?),
+        Command::Decide(args) => print_json(&serde_json::to_value(parts::decide::run(&args)?)?),
+        Command::Index(args) => print_json(&serde_json::to_value(parts::index::run(&args)?)?),
+        Command::Tokens(args) => {
+            print_json(&serde_json::to_value(parts::tokens::run(&args)?)?);
+        }
         Command::Sim(args) => sim::run(&args)?,
         Command::Link(args) => {
             print_json(&serde_json::to_value(one_thread()?.block_on(link::run(&args))?)?);

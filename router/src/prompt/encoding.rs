@@ -1,9 +1,10 @@
 //! One prompt on its way through the pool: rendered in one turn, then tokenised piece by piece.
 
+mod chat;
+
 use std::sync::Arc;
 
-use serde_json::Value;
-
+pub(super) use self::chat::{Rendering, chat_bytes};
 use super::pool::{Lane, Turn, Turns};
 use super::template::{ChatPrompt, Prepared};
 use super::tokenize::{PIECE_BYTES, SLOW_BYTES, Walk, WalkError, WalkLimits, Walked};
@@ -87,28 +88,6 @@ impl Input {
     pub(super) fn lane_of(chat: &ChatPrompt, chat_bytes: usize) -> Lane {
         if chat_bytes > SLOW_BYTES || chat.template.is_some() { Lane::Slow } else { Lane::Quick }
     }
-}
-
-/// Bytes of text in a chat, and some for each value around it.
-pub(super) fn chat_bytes(chat: &ChatPrompt) -> usize {
-    let tools = chat.tools.iter().flatten();
-    let values = chat.messages.iter().chain(tools).chain(chat.template_kwargs.values());
-    values.map(value_bytes).sum::<usize>() + chat.template.as_ref().map_or(0, String::len)
-}
-
-/// As deep as the parser of bodies lets values be.
-fn value_bytes(value: &Value) -> usize {
-    /// What a value costs a template, whatever it is.
-    const VALUE: usize = 16;
-    VALUE
-        + match value {
-            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-            Value::String(text) => text.len(),
-            Value::Array(items) => items.iter().map(value_bytes).sum(),
-            Value::Object(fields) => {
-                fields.iter().map(|(name, value)| name.len() + value_bytes(value)).sum()
-            }
-        }
 }
 
 impl Encoding {
@@ -228,27 +207,5 @@ impl Turns for Encoding {
             Ok(Turn::More { left, lane }) => Turn::More { left, lane },
             Err(error) => Turn::Done(Err(error)),
         }
-    }
-}
-
-/// A chat that becomes a text and no more.
-#[derive(Debug)]
-pub(super) struct Rendering {
-    model: Arc<Model>,
-    chat: Option<ChatPrompt>,
-}
-
-impl Rendering {
-    pub(super) fn new(model: Arc<Model>, chat: ChatPrompt) -> Self {
-        Self { model, chat: Some(chat) }
-    }
-}
-
-impl Turns for Rendering {
-    type Output = Result<String, RouteError>;
-
-    fn turn(&mut self, _lane: Lane) -> Turn<Self::Output> {
-        let chat = self.chat.take().expect("a job that is done has no more turns");
-        Turn::Done(self.model.render(chat))
     }
 }
