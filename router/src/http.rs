@@ -15,11 +15,11 @@ mod chat;
 mod completions;
 mod drain;
 mod explain;
-mod facts;
 mod generate;
 mod grammar;
 mod ops;
 mod parse;
+mod pooling;
 mod reply;
 mod responses;
 mod tokenize;
@@ -47,6 +47,12 @@ pub fn app(state: Arc<App>) -> Router {
     let for_clients = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
+        .route("/v1/embeddings", post(pooling::embeddings))
+        .route("/v1/rerank", post(pooling::rerank))
+        .route("/v2/rerank", post(pooling::rerank))
+        .route("/rerank", post(pooling::rerank))
+        .route("/v1/score", post(pooling::score))
+        .route("/score", post(pooling::score))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{response}", get(responses::retrieve).delete(responses::delete))
         .route("/v1/responses/{response}/cancel", post(responses::cancel))

@@ -34,7 +34,7 @@ PAGE = ROOT / "docs" / "api.md"
 BEGIN, END = "<!-- clients: begin -->", "<!-- clients: end -->"
 FEATURES = (
     *("chat", "stream", "tools", "tools stream", "structured", "reasoning"),
-    *("responses", "messages", "agent", "evals", "document", "errors"),
+    *("embeddings", "responses", "messages", "agent", "evals", "document", "errors"),
 )
 INSTALL_S, SCRIPT_S = 300.0, 300.0
 SIGNS = {"pass": "yes", "fail": "**no**", "unsupported": "n/a"}

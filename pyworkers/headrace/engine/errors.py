@@ -22,3 +22,11 @@ class RequestError(HeadraceError):
 
 class KernelPanic(HeadraceError):
     """The Rust code found a mistake of its own. What PyO3 raises then is no `Exception`; to a batch it is one."""
+
+
+def not_finite(what: str = "logits") -> RequestError:
+    return RequestError(FailureKind.ENGINE, f"the model's {what} are not finite")
+
+
+def nothing_allowed(why: str) -> RequestError:
+    return RequestError(FailureKind.GRAMMAR, f"no token can go on under the grammar: {why}")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.admission import Admission
-from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.errors import RequestError, not_finite, nothing_allowed
 from headrace.engine.pooling import Floats
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
@@ -91,7 +91,7 @@ class OutputBuilder:
         """Of one that got its first token, or its last, or more than tokens, or none."""
         sequence = chosen.sequence
         if not chosen.ids:
-            failure = _not_finite() if chosen.stuck is None else _nothing_allowed(chosen.stuck)
+            failure = not_finite() if chosen.stuck is None else nothing_allowed(chosen.stuck)
             self.fail(sequence, failure, result)
             return None
         output = self._output(chosen, chosen.finish)
@@ -104,7 +104,7 @@ class OutputBuilder:
         """More of its prompt's log-probabilities; they are all there is where nothing is to be generated."""
         assert sequence.prompt_logprobs is not None
         if any(math.isnan(entry.logprob) for entry in entries):
-            self.fail(sequence, _not_finite(), result)
+            self.fail(sequence, not_finite(), result)
             return
         sequence.prompt_logprobs += entries
         if sequence.limit == sequence.prompt_len == sequence.computed:
@@ -114,7 +114,7 @@ class OutputBuilder:
         """More of its prompt's hidden states; once they are all there, their vector is its answer."""
         assert sequence.pooled is not None
         if not np.isfinite(rows).all():
-            self.fail(sequence, _not_finite("hidden states"), result)
+            self.fail(sequence, not_finite("hidden states"), result)
             return
         sequence.pooled.add(rows)
         if sequence.prompt_len == sequence.computed:
@@ -175,11 +175,3 @@ class OutputBuilder:
         else:
             self._stages.park(sequence)
             self.pinned.append(sequence)
-
-
-def _not_finite(what: str = "logits") -> RequestError:
-    return RequestError(FailureKind.ENGINE, f"the model's {what} are not finite")
-
-
-def _nothing_allowed(why: str) -> RequestError:
-    return RequestError(FailureKind.GRAMMAR, f"no token can go on under the grammar: {why}")

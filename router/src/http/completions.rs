@@ -5,15 +5,16 @@ mod echo;
 use std::sync::Arc;
 
 use crate::error::RouteError;
-use crate::http::parse::fields::{Fields, bad, kind, wrong_type};
+use crate::http::generate::PROMPT;
+use crate::http::parse::fields::{Fields, bad};
 use crate::http::parse::grammar::Asked;
 use crate::http::parse::ids;
 use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
-use crate::http::parse::token_ids::{IdList, Ids, Several};
+use crate::http::parse::prompts::{bare, prompts};
+use crate::http::parse::token_ids::Ids;
 use crate::limits::shares::Account;
 use crate::limits::shares::Holder;
-use crate::prompt::Prompt;
 use crate::prompt::StopStrings;
 use crate::request::{Job, Reading};
 
@@ -58,7 +59,7 @@ pub(super) fn check(
     prompt: Option<Ids>,
     model: &ModelFacts,
 ) -> Result<CompletionRequest, RouteError> {
-    let mut prompts = prompts(fields.require("prompt", prompt)?, model)?;
+    let mut prompts = prompts(PROMPT, fields.require(PROMPT.name, prompt)?, model.vocab_size)?;
     if fields.boolean("add_special_tokens")? == Some(false) {
         prompts.iter_mut().for_each(bare);
     }
@@ -135,64 +136,6 @@ pub(super) fn check(
         logprobs,
         echo,
     })
-}
-
-/// A string, an array of strings, an array of token ids, or an array of arrays of token ids.
-fn prompts(prompt: Ids, model: &ModelFacts) -> Result<Vec<Prompt>, RouteError> {
-    let ids = |ids: IdList, param: &str| {
-        if ids.is_empty() {
-            return Err(bad(param, format!("`{param}` must hold at least one token id")));
-        }
-        ids.check(param, model.vocab_size).map(Prompt::Tokens)
-    };
-    match prompt {
-        Ids::Text(text) => Ok(vec![Prompt::Text(text)]),
-        Ids::List(list) if list.is_empty() => {
-            Err(bad("prompt", "`prompt` must not be an empty array"))
-        }
-        Ids::List(list) => Ok(vec![ids(list, "prompt")?]),
-        Ids::Texts(Several { len, .. })
-        | Ids::Lists(Several { len, .. })
-        | Ids::Odd { len, .. }
-            if len > MAX_CHOICES =>
-        {
-            Err(bad("prompt", format!("`prompt` holds {len} prompts, the limit is {MAX_CHOICES}")))
-        }
-        Ids::Texts(texts) => match texts.odd {
-            None => Ok(texts.items.into_iter().map(Prompt::Text).collect()),
-            Some((at, odd)) => {
-                Err(wrong_type(format!("prompt[{at}]"), "a string like the first", &odd))
-            }
-        },
-        Ids::Lists(lists) => {
-            let prompts = lists.items.into_iter().enumerate();
-            let prompts = prompts.map(|(i, list)| ids(list, &format!("prompt[{i}]")));
-            let prompts = prompts.collect::<Result<_, _>>()?;
-            match lists.odd {
-                None => Ok(prompts),
-                Some((at, odd)) => {
-                    Err(wrong_type(format!("prompt[{at}]"), "an array like the first", &odd))
-                }
-            }
-        }
-        Ids::Odd { first, .. } => {
-            let message = format!(
-                "`prompt[0]` must be a string, a token id or an array, not {}",
-                kind(&first)
-            );
-            Err(bad("prompt[0]", message))
-        }
-        Ids::Other(other) => {
-            Err(wrong_type("prompt", "a string or an array of strings or token ids", &other))
-        }
-    }
-}
-
-/// Without what the tokenizer puts around a text. Token ids never have it.
-fn bare(prompt: &mut Prompt) {
-    if let Prompt::Text(text) = prompt {
-        *prompt = Prompt::Bare(std::mem::take(text));
-    }
 }
 
 /// Choosing the best of more answers than are sent is not done here; asking for as many as are sent is no choice.

@@ -1,22 +1,24 @@
 //! `/v1/chat/completions` and `/v1/completions` from the first byte to the answer: read, parse, check, send.
 
+pub(in crate::http) mod facts;
+
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::Value;
 
+use self::facts::{facts, read_by};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
 use crate::http::Surface;
 use crate::http::call::Call;
 use crate::http::chat::ChatRequest;
-use crate::http::facts::{facts, read_by};
 use crate::http::parse::body::{self, BodyLimits, Raw};
 use crate::http::parse::fields::Fields;
 use crate::http::parse::json;
-use crate::http::parse::params;
+use crate::http::parse::params::{self, MAX_CHOICES};
 use crate::http::parse::template_fields;
 use crate::http::parse::token_ids::{Ids, IdsField};
 use crate::http::reply::chat::ChatReply;
@@ -173,7 +175,7 @@ fn stop_strings(app: &App, stop: &[String]) -> Result<StopStrings, RouteError> {
 }
 
 /// Where `/v1/completions` may have token ids.
-pub(super) const PROMPT: IdsField = IdsField { name: "prompt", is_prompt: true };
+pub(super) const PROMPT: IdsField = IdsField { name: "prompt", most: MAX_CHOICES };
 
 /// A body, read and charged for.
 pub(super) struct ReadBody {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ModelInfo;
-use crate::http::facts;
+use crate::http::generate::facts;
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
 use crate::metrics::Exposition;

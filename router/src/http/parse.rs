@@ -16,6 +16,7 @@ pub(super) mod messages;
 pub(super) mod missing;
 pub(super) mod nvext;
 pub(super) mod params;
+pub(super) mod prompts;
 pub(super) mod renamed;
 pub(super) mod template_fields;
 pub(super) mod token_ids;

@@ -198,7 +198,7 @@ pub(super) async fn detokenize(
 }
 
 /// Where `/detokenize` has token ids.
-pub(super) const TOKENS: IdsField = IdsField { name: "tokens", is_prompt: false };
+pub(super) const TOKENS: IdsField = IdsField { name: "tokens", most: 0 };
 
 /// The answer, decoded as the client takes it.
 struct Detokenized {

@@ -1,6 +1,6 @@
 import openai
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 from rows import HELLO, MODEL, URL, feature
 
@@ -56,6 +56,14 @@ def structured():
 def responses():
     answer = ChatOpenAI(model=MODEL, use_responses_api=True, **COMMON).invoke("Hi")
     assert answer.text == HELLO, answer
+
+
+@feature("embeddings")
+def embeddings():
+    model = OpenAIEmbeddings(model=MODEL, check_embedding_ctx_length=False, **COMMON)
+    found = model.embed_documents(["a wheel", "a river"])
+    assert [len(vector) for vector in found] == [64, 64], found
+    assert model.embed_query("a wheel") == found[0]
 
 
 @feature("errors")

@@ -45,6 +45,12 @@ def structured():
     assert '"height": 7' in answer.choices[0].message.content, answer
 
 
+@feature("embeddings")
+def embeddings():
+    answer = litellm.embedding(input=["a wheel", "a river"], encoding_format="float", **COMMON)
+    assert [len(item["embedding"]) for item in answer.data] == [64, 64], answer
+
+
 @feature("errors")
 def errors():
     try:

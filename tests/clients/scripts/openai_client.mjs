@@ -44,6 +44,10 @@ await feature("responses", async () => {
   const answer = await client.responses.create({ model: MODEL, input: "Hi" });
   same(answer.output_text, HELLO);
 });
+await feature("embeddings", async () => {
+  const answer = await client.embeddings.create({ model: MODEL, input: ["a wheel", "a river"] });
+  same(answer.data.map((item) => item.embedding.length).join(), "64,64");
+});
 await feature("errors", async () => {
   const wrong = client.chat.completions.create({ model: "other", messages: user("Hi") });
   same(await wrong.then(() => 200, (error) => error.status), 404);

@@ -99,6 +99,18 @@ def responses():
     assert text == HELLO, text
 
 
+@feature("embeddings")
+def embeddings():
+    answer = client.embeddings.create(model=MODEL, input=["a wheel", "a river"], dimensions=8)
+    floats = client.embeddings.create(
+        model=MODEL, input=["a wheel", "a river"], dimensions=8, encoding_format="float"
+    )
+    assert [item.index for item in answer.data] == [0, 1], answer
+    assert [item.embedding for item in answer.data] == [item.embedding for item in floats.data]
+    assert abs(sum(x * x for x in answer.data[0].embedding) - 1) < 1e-5
+    assert answer.usage.prompt_tokens > 0
+
+
 @feature("errors")
 def errors():
     for error, call in (

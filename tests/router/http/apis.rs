@@ -2,3 +2,4 @@
 
 mod messages;
 mod responses;
+mod vectors;

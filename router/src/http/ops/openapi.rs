@@ -69,6 +69,7 @@ fn whole() -> Value {
         "servers": [{"url": "/"}],
         "tags": [
             {"name": "generation", "description": "Answers of models."},
+            {"name": "vectors", "description": "Texts as vectors, and how alike they are."},
             {"name": "models", "description": "What is served."},
             {"name": "tokens", "description": "Texts as models see them."},
             {"name": "server", "description": "For everybody: probes, metrics, this document."},

@@ -164,7 +164,10 @@ fn bad_words(fields: &mut Fields) -> Result<Vec<String>, RouteError> {
 }
 
 /// vLLM's: the last so many tokens of the prompt, or with -1 what the context leaves beside the answer.
-fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, RouteError> {
+///
+/// # Errors
+/// `BadRequest` about it.
+pub(in crate::http) fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, RouteError> {
     match fields.integer("truncate_prompt_tokens", -1..=i64::from(u32::MAX))? {
         None => Ok(None),
         Some(-1) => Ok(Some(Truncation::ToContext)),
@@ -311,12 +314,19 @@ pub(in crate::http) fn token_ids(
 }
 
 /// vLLM's `priority`: lower goes first. Inside, higher goes first.
-fn priority(fields: &mut Fields) -> Result<i8, RouteError> {
+///
+/// # Errors
+/// `BadRequest` about it.
+pub(in crate::http) fn priority(fields: &mut Fields) -> Result<i8, RouteError> {
     let priority = fields.integer("priority", -127..=127)?.unwrap_or(0);
     Ok(i8::try_from(-priority).expect("range was checked"))
 }
 
-fn salt(fields: &mut Fields) -> Result<Vec<u8>, RouteError> {
+/// vLLM's `cache_salt`.
+///
+/// # Errors
+/// `BadRequest` about it.
+pub(in crate::http) fn salt(fields: &mut Fields) -> Result<Vec<u8>, RouteError> {
     let salt = fields.string("cache_salt")?;
     match salt {
         Some(salt) if salt.is_empty() => Err(bad("cache_salt", "`cache_salt` must not be empty")),

@@ -11,14 +11,13 @@ use serde_json::{Map, Value};
 use crate::error::RouteError;
 use crate::http::parse::fields::{bad, integer};
 use crate::http::parse::json::{JsonPath, PathStep};
-use crate::http::parse::params::MAX_CHOICES;
 
 /// The field of a body that may hold token ids.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::http) struct IdsField {
     pub(in crate::http) name: &'static str,
-    /// It may also be a text, several texts, or several lists of ids.
-    pub(in crate::http) is_prompt: bool,
+    /// It may also be a text, several texts, or several lists of ids, at most so many; 0: only one list of ids.
+    pub(in crate::http) most: usize,
 }
 
 /// What stood there.
@@ -43,7 +42,7 @@ pub(in crate::http) enum Ids {
 /// Several prompts of one kind.
 #[derive(Debug)]
 pub(in crate::http) struct Several<T> {
-    /// At most [`MAX_CHOICES`].
+    /// At most [`IdsField::most`].
     pub(in crate::http) items: Vec<T>,
     /// The first one of another kind, without its contents. None after it is in `items`.
     pub(in crate::http) odd: Option<(usize, Value)>,
@@ -93,23 +92,23 @@ impl IdList {
 impl IdsField {
     /// Reads the field at this place; `None` if it is `null`.
     pub(in crate::http) fn at<'a, 'm>(self, place: JsonPath<'a, 'm>) -> FieldSeed<'a, 'm> {
-        FieldSeed { place, is_prompt: self.is_prompt }
+        FieldSeed { place, most: self.most }
     }
 }
 
 /// Reads the field.
 pub(in crate::http) struct FieldSeed<'a, 'm> {
     place: JsonPath<'a, 'm>,
-    is_prompt: bool,
+    most: usize,
 }
 
 impl<'de> DeserializeSeed<'de> for FieldSeed<'_, '_> {
     type Value = Option<Ids>;
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Self::Value, D::Error> {
-        let Self { place, is_prompt } = self;
-        let (keep, many) = if is_prompt { (Keep::Items, true) } else { (Keep::Ids, false) };
-        let item = ItemSeed { place, keep, many }.deserialize(reader)?;
+        let Self { place, most } = self;
+        let keep = if most > 0 { Keep::Items } else { Keep::Ids };
+        let item = ItemSeed { place, keep, most }.deserialize(reader)?;
         Ok(match item {
             Item::Odd(Value::Null) => None,
             Item::Odd(other) => Some(Ids::Other(other)),
@@ -157,8 +156,8 @@ impl Item {
 struct ItemSeed<'a, 'm> {
     place: JsonPath<'a, 'm>,
     keep: Keep,
-    /// A list may hold several prompts.
-    many: bool,
+    /// A list may hold so many prompts; 0: it is one.
+    most: usize,
 }
 
 impl<'de> DeserializeSeed<'de> for ItemSeed<'_, '_> {
@@ -225,8 +224,8 @@ impl<'de> Visitor<'de> for ItemSeed<'_, '_> {
             return Ok(Item::Odd(Value::Array(Vec::new())));
         }
         let place = self.place.inside()?;
-        if self.many {
-            return several(place, items).map(|ids| Item::Many(Box::new(ids)));
+        if self.most > 0 {
+            return several(place, items, self.most).map(|ids| Item::Many(Box::new(ids)));
         }
         id_list(place, items, IdList::default()).map(Item::List)
     }
@@ -245,7 +244,7 @@ fn id_list<'de, A: SeqAccess<'de>>(
 ) -> Result<IdList, A::Error> {
     loop {
         let at = place.below(PathStep::Index(ids.ids.len()));
-        let seed = ItemSeed { place: at, keep: Keep::Number, many: false };
+        let seed = ItemSeed { place: at, keep: Keep::Number, most: 0 };
         match items.next_element_seed(seed)? {
             None => return Ok(ids),
             Some(Item::Id(id)) => {
@@ -262,9 +261,13 @@ fn id_list<'de, A: SeqAccess<'de>>(
 }
 
 /// A prompt that is an array: its first item says what it is.
-fn several<'de, A: SeqAccess<'de>>(place: JsonPath<'_, '_>, mut items: A) -> Result<Ids, A::Error> {
+fn several<'de, A: SeqAccess<'de>>(
+    place: JsonPath<'_, '_>,
+    mut items: A,
+    most: usize,
+) -> Result<Ids, A::Error> {
     let first = place.below(PathStep::Index(0));
-    let seed = ItemSeed { place: first, keep: Keep::Items, many: false };
+    let seed = ItemSeed { place: first, keep: Keep::Items, most: 0 };
     match items.next_element_seed(seed)? {
         None => Ok(Ids::List(IdList::default())),
         Some(Item::Id(id)) => {
@@ -279,11 +282,11 @@ fn several<'de, A: SeqAccess<'de>>(place: JsonPath<'_, '_>, mut items: A) -> Res
         }
         Some(Item::Text(text)) => {
             let text_of = |item| if let Item::Text(text) = item { Ok(text) } else { Err(item) };
-            alike(place, items, text, text_of).map(Ids::Texts)
+            alike(place, items, text, most, text_of).map(Ids::Texts)
         }
         Some(Item::List(ids)) => {
             let list_of = |item| if let Item::List(ids) = item { Ok(ids) } else { Err(item) };
-            alike(place, items, ids, list_of).map(Ids::Lists)
+            alike(place, items, ids, most, list_of).map(Ids::Lists)
         }
         Some(other @ (Item::Odd(_) | Item::Many(_))) => {
             Ok(Ids::Odd { first: other.into_odd(), len: 1 + skip(&mut items)? })
@@ -296,15 +299,16 @@ fn alike<'de, A: SeqAccess<'de>, T>(
     place: JsonPath<'_, '_>,
     mut items: A,
     first: T,
+    most: usize,
     like: impl Fn(Item) -> Result<T, Item>,
 ) -> Result<Several<T>, A::Error> {
     let mut out = Vec::new();
     place.room(&mut out)?;
     out.push(first);
     let mut odd = None;
-    while odd.is_none() && out.len() < MAX_CHOICES {
+    while odd.is_none() && out.len() < most {
         let at = place.below(PathStep::Index(out.len()));
-        let seed = ItemSeed { place: at, keep: Keep::Items, many: false };
+        let seed = ItemSeed { place: at, keep: Keep::Items, most: 0 };
         let Some(item) = items.next_element_seed(seed)? else { break };
         match like(item) {
             Ok(item) => {

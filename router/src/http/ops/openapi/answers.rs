@@ -2,6 +2,7 @@
 
 mod messages;
 mod responses;
+mod vectors;
 
 use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
@@ -282,6 +283,7 @@ pub(super) fn schemas() -> Map<String, Value> {
     }
     schemas.extend(responses::schemas());
     schemas.extend(messages::schemas());
+    schemas.extend(vectors::schemas());
     schemas
 }
 

@@ -8,6 +8,7 @@ mod generation;
 mod messages;
 mod responses;
 mod texts;
+mod vectors;
 
 use serde_json::{Map, Value, json};
 
@@ -15,6 +16,7 @@ pub(super) use chat::CHAT;
 pub(super) use messages::{COUNT, MESSAGES};
 pub(super) use responses::RESPONSES;
 pub(super) use texts::{COMPLETION, DETOKENIZE, DRAIN, TOKENIZE};
+pub(super) use vectors::{EMBEDDINGS, RERANK, SCORE};
 
 /// One field of an object that clients send.
 #[derive(Debug)]

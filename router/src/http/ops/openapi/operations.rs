@@ -209,6 +209,66 @@ pub(super) const OPERATIONS: &[Operation] = &[
         )
     },
     Operation {
+        tag: "vectors",
+        ..post(
+            "/v1/embeddings",
+            "embed",
+            "Texts as vectors.",
+            &fields::EMBEDDINGS,
+            SuccessBody::Json("Embeddings"),
+        )
+    },
+    Operation {
+        tag: "vectors",
+        ..post(
+            "/v1/rerank",
+            "rerank",
+            "Documents by how alike they are to a query: the cosine of their vectors.",
+            &fields::RERANK,
+            SuccessBody::Json("Ranking"),
+        )
+    },
+    Operation {
+        tag: "vectors",
+        ..post(
+            "/v2/rerank",
+            "rerank_v2",
+            "As /v1/rerank.",
+            &fields::RERANK,
+            SuccessBody::Json("Ranking"),
+        )
+    },
+    Operation {
+        tag: "vectors",
+        ..post(
+            "/rerank",
+            "rerank_short",
+            "As /v1/rerank.",
+            &fields::RERANK,
+            SuccessBody::Json("Ranking"),
+        )
+    },
+    Operation {
+        tag: "vectors",
+        ..post(
+            "/v1/score",
+            "score",
+            "How alike texts are: the cosine of their vectors.",
+            &fields::SCORE,
+            SuccessBody::Json("Scores"),
+        )
+    },
+    Operation {
+        tag: "vectors",
+        ..post(
+            "/score",
+            "score_short",
+            "As /v1/score.",
+            &fields::SCORE,
+            SuccessBody::Json("Scores"),
+        )
+    },
+    Operation {
         tag: "models",
         callers: Callers::Clients,
         ..get("/v1/models", "models", "The models that are served.", SuccessBody::Json("ModelList"))

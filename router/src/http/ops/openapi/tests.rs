@@ -12,6 +12,7 @@ use crate::http::parse::fields::Fields;
 use crate::http::parse::fields::record::{self, AskedAs};
 use crate::http::parse::json::parse;
 use crate::http::parse::params::{self, ModelFacts};
+use crate::http::pooling::request as vectors;
 use crate::http::responses::request as response_request;
 use crate::http::{chat, completions, drain, generate, tokenize};
 use crate::limits::memory::{MemoryPool, MemoryShare};
@@ -98,6 +99,31 @@ fn readers() -> Vec<(&'static ObjectShape, Reader, Vec<Value>)> {
             |fields, memory, _| message_request::to_chat(fields, true, memory).map(drop),
             conversations(),
         ),
+        (
+            &fields::EMBEDDINGS,
+            |mut fields, memory, body| {
+                params::model_name(&mut fields)?;
+                let ids = parse(body.to_string().as_bytes(), Some(vectors::INPUT), memory)?.ids;
+                vectors::embeddings(fields, ids, 100).map(drop)
+            },
+            vec![json!({"model": "m", "input": "a"})],
+        ),
+        (
+            &fields::RERANK,
+            |mut fields, _, _| {
+                params::model_name(&mut fields)?;
+                vectors::rerank(fields).map(drop)
+            },
+            vec![json!({"model": "m", "query": "q", "documents": ["a"]})],
+        ),
+        (
+            &fields::SCORE,
+            |mut fields, _, _| {
+                params::model_name(&mut fields)?;
+                vectors::score(fields).map(drop)
+            },
+            vec![json!({"model": "m", "text_1": "a", "text_2": "b"})],
+        ),
         (&fields::DRAIN, |fields, _, _| drain::order(fields).map(drop), vec![json!({})]),
     ]
 }
@@ -162,6 +188,9 @@ fn asked(reader: Reader, bodies: &[Value], shape: &ObjectShape) -> BTreeMap<Stri
         if shape.name == fields::COMPLETION.name {
             own.as_object_mut().unwrap().remove("prompt"); // it is read apart
         }
+        if shape.name == fields::EMBEDDINGS.name {
+            own.as_object_mut().unwrap().remove("input");
+        }
         let read = reader(Fields::of_body(own).unwrap(), &mut memory, body.clone());
         read.unwrap_or_else(|error| panic!("{}: {body} is refused: {error}", shape.name));
     }
@@ -176,6 +205,7 @@ fn asked(reader: Reader, bodies: &[Value], shape: &ObjectShape) -> BTreeMap<Stri
     // read apart from the other fields
     match shape.name {
         "CompletionRequest" => found.insert(generate::PROMPT.name.into(), vec![AskedAs::Any]),
+        "EmbeddingRequest" => found.insert(vectors::INPUT.name.into(), vec![AskedAs::Any]),
         "DetokenizeRequest" => found.insert(tokenize::TOKENS.name.into(), vec![AskedAs::Array]),
         _ => None,
     };

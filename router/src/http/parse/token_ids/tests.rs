@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::http::parse::json;
+use crate::http::parse::params::MAX_CHOICES;
 use crate::limits::memory::{MemoryPool, MemoryShare};
 
-const PROMPT: IdsField = IdsField { name: "prompt", is_prompt: true };
-const TOKENS: IdsField = IdsField { name: "tokens", is_prompt: false };
+const PROMPT: IdsField = IdsField { name: "prompt", most: MAX_CHOICES };
+const TOKENS: IdsField = IdsField { name: "tokens", most: 0 };
 
 fn read(body: &str, field: IdsField, memory: &mut MemoryShare) -> Option<Ids> {
     json::parse(body.as_bytes(), Some(field), memory).unwrap().ids

@@ -8,7 +8,7 @@ use crate::prompt::{Conventions, PromptEngine};
 use crate::request::{Job, Reading};
 
 /// Has a job's text read by `format`, which learns what of it are special tokens of the model.
-pub(super) fn read_by(format: Format, job: &mut Job, engine: &PromptEngine) -> Format {
+pub(in crate::http) fn read_by(format: Format, job: &mut Job, engine: &PromptEngine) -> Format {
     let format = format.hiding(|marker| engine.special_token(marker).is_some());
     let special = |marker: &'static str| engine.special_token(marker);
     let mut markers: Vec<u32> = format.markers().filter_map(special).collect();
@@ -22,7 +22,7 @@ pub(super) fn read_by(format: Format, job: &mut Job, engine: &PromptEngine) -> F
 }
 
 /// How the answers of a model are told apart: as the flags say, or else as its chat template shows.
-pub(super) fn conventions(found: Conventions, parsers: &ParserConfig) -> Conventions {
+pub(in crate::http) fn conventions(found: Conventions, parsers: &ParserConfig) -> Conventions {
     Conventions {
         tools: parsers.tools.or(found.tools),
         reasoning: parsers.reasoning.unwrap_or(found.reasoning),
@@ -32,7 +32,7 @@ pub(super) fn conventions(found: Conventions, parsers: &ParserConfig) -> Convent
 
 /// What the checks of a request need to know of `engine`'s model, whose answers follow the `template` of the request where
 /// it brings one.
-pub(super) fn facts(
+pub(in crate::http) fn facts(
     engine: &PromptEngine,
     parsers: &ParserConfig,
     template: Option<&str>,
