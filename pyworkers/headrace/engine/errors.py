@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.errors import HeadraceError
 from headrace.wire.frames import Failed, FailureKind
 
-__all__ = ["FailureKind", "KernelPanic", "RequestError"]
+__all__ = ["FailureKind", "KernelPanic", "RequestError", "not_finite", "nothing_allowed"]
 
 
 class RequestError(HeadraceError):
