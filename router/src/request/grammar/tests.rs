@@ -298,6 +298,17 @@ fn a_bound_that_is_met_behind_drafts_is_no_end_of_the_answer() {
         assert!(answer.count_allowed(&ids("aaaaaaaa")) < 8);
         assert_eq!((may_follow(&mut answer, ""), answer.error()), (vec!["a".to_owned()], None));
     }
-    assert!(!answer.advance(&ids("a")));
-    assert_eq!(may_follow(&mut answer, "x")[1], "all", "a draft that is not allowed");
+    assert_eq!(may_follow(&mut answer, "x"), ["a", "all"], "a draft that is not allowed");
+}
+
+#[test]
+fn bytes_that_no_token_has_are_told_so() {
+    let words = [b"a".to_vec(), b"b".to_vec(), Vec::new()];
+    let tokens = GrammarTokens::new(&words, &[2]).expect("they are a vocabulary");
+    let mut answer = tokens.compile(&regex("ab(c|d)")).expect("it compiles").follower();
+    assert!(!answer.advance(&[0, 1]));
+    let (mut mask, mut dead) = ([0], [false]);
+    answer.fill_masks(&[], &mut mask, &mut dead);
+    assert!(dead[0] && !answer.finished());
+    assert_eq!(answer.error().as_deref(), Some("no token has the bytes that come next"));
 }
