@@ -49,8 +49,10 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     let request_id = request_id(&request);
     let body = generate::read(surface, request, None, move |mut body| {
         let fields = body.fields.noting(&ignored);
-        body.fields = request::to_chat(fields, false, &mut body.memory)?.noting(&ignored);
-        generate::chat_of(&app, body).map_err(|error| request::NAMES.of_client(error))
+        let conversation = request::to_chat(fields, false, &mut body.memory)?;
+        body.fields = conversation.fields.noting(&ignored);
+        generate::chat_within(&app, body, conversation.most_thinking)
+            .map_err(|error| request::NAMES.of_client(error))
     });
     let mut ready = body.await?;
     let checked = generate::check_grammar(surface, &mut ready).await;
@@ -87,7 +89,7 @@ pub(super) async fn count_tokens(
     let app = Arc::clone(&surface.app);
     let salt = caller(&request).cache_of(&app).map(|tenant| tenant.salt(b"")).unwrap_or_default();
     let body = generate::read(&surface, request, None, move |mut body| {
-        body.fields = request::to_chat(body.fields, true, &mut body.memory)?;
+        body.fields = request::to_chat(body.fields, true, &mut body.memory)?.fields;
         generate::chat_of(&app, body).map_err(|error| request::NAMES.of_client(error))
     });
     let ReadyChat { model, request: chat } = body.await?;

@@ -75,11 +75,26 @@ pub(super) struct ReadyChat {
 /// # Errors
 /// `BadRequest` about the first wrong field, or that there is no such model.
 pub(super) fn chat_of(app: &App, body: ReadBody) -> Result<ReadyChat, RouteError> {
+    chat_within(app, body, None)
+}
+
+/// The same, with a limit of its reasoning where the model can be held to one.
+///
+/// # Errors
+/// As those of [`chat_of`].
+pub(super) fn chat_within(
+    app: &App,
+    body: ReadBody,
+    most_reasoning: Option<u32>,
+) -> Result<ReadyChat, RouteError> {
     let ReadBody { mut fields, mut memory, .. } = body;
     let model = app.fleet.find(&params::model_name(&mut fields)?)?;
     let template = fields.look("chat_template").and_then(Value::as_str);
     let template = template.filter(|_| app.config.http.request_templates);
     let facts = facts(&model.engine, &app.config.parsers, template);
+    if let Some(most) = most_reasoning.filter(|_| facts.reasoning.is_some()) {
+        fields.put("max_reasoning_tokens", most.into());
+    }
     let mut request = chat::check(fields, &facts, &mut memory)?;
     let (job, engine) = (&mut request.job, &model.engine);
     request.format = request.format.map(|format| read_by(format, job, engine));

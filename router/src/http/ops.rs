@@ -46,31 +46,53 @@ pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
     Json(app.fleet.workers())
 }
 
-pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+/// Every name of every model, as OpenAI lists them, or as Anthropic does where its client asks.
+pub(super) async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
     let models = app.fleet.models();
-    let mut listed: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
-    let mut data: Vec<Value> =
-        models.iter().map(|model| model_body(&app, model, &model.name)).collect();
+    let mut listed: Vec<(&ModelInfo, &str)> =
+        models.iter().map(|model| (model, model.name.as_str())).collect();
     for (model, alias) in
         models.iter().flat_map(|model| model.aliases.iter().map(move |a| (model, a)))
     {
         // of two models with this name it is the first that is found by it
-        if !listed.contains(&alias.as_str()) {
-            listed.push(alias);
-            data.push(model_body(&app, model, alias));
+        if !listed.iter().any(|(_, name)| name == alias) {
+            listed.push((model, alias));
         }
     }
+    if headers.contains_key(ANTHROPIC) {
+        let data: Vec<Value> =
+            listed.iter().map(|(model, name)| anthropic_model(model, name)).collect();
+        let id = |listed: Option<&(&ModelInfo, &str)>| listed.map(|(_, name)| (*name).to_owned());
+        let (first, last) = (id(listed.first()), id(listed.last()));
+        return Json(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}));
+    }
+    let data: Vec<Value> =
+        listed.iter().map(|(model, name)| model_body(&app, model, name)).collect();
     Json(json!({"object": "list", "data": data}))
+}
+
+/// Clients of Anthropic's API send it, and read models in another form.
+const ANTHROPIC: &str = "anthropic-version";
+
+fn anthropic_model(model: &ModelInfo, id: &str) -> Value {
+    let created = i64::try_from(model.created).unwrap_or(i64::MAX);
+    let created = jiff::Timestamp::from_second(created).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+    json!({"type": "model", "id": id, "display_name": id, "created_at": created.to_string(),
+        "max_input_tokens": model.context_tokens, "max_tokens": model.context_tokens})
 }
 
 pub(super) async fn model(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, Reject> {
     let models = app.fleet.models();
     let by_alias = || models.iter().find(|model| model.aliases.contains(&name));
     if let Some(model) = models.iter().find(|model| model.name == name).or_else(by_alias) {
-        return Ok(Json(model_body(&app, model, &name)));
+        let anthropic = headers.contains_key(ANTHROPIC);
+        let body =
+            if anthropic { anthropic_model(model, &name) } else { model_body(&app, model, &name) };
+        return Ok(Json(body));
     }
     let served: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     let served = if served.is_empty() { "none yet".to_owned() } else { served.join(", ") };

@@ -75,6 +75,14 @@ pub(in crate::http) const SAME: [&str; 20] = [
     "stream",
 ];
 
+/// A conversation as a chat.
+#[derive(Debug)]
+pub(in crate::http) struct Conversation {
+    pub(in crate::http) fields: Fields,
+    /// The longest thoughts, where the model can be held to it.
+    pub(in crate::http) most_thinking: Option<u32>,
+}
+
 /// The fields of a chat that asks the same. `counts`: only its prompt's tokens are asked for.
 ///
 /// # Errors
@@ -83,7 +91,7 @@ pub(in crate::http) fn to_chat(
     mut fields: Fields,
     counts: bool,
     memory: &mut MemoryShare,
-) -> Result<Fields, RouteError> {
+) -> Result<Conversation, RouteError> {
     let mut chat = Map::new();
     for name in SAME {
         if let Some(value) = fields.take(name) {
@@ -104,7 +112,7 @@ pub(in crate::http) fn to_chat(
         metadata.finish()?;
     }
     service_tier(&mut fields)?;
-    thinking(&mut fields, max_tokens, &mut chat)?;
+    let most_thinking = thinking(&mut fields, max_tokens, &mut chat)?;
     output_config(&mut fields, &mut chat)?;
     tools(&mut fields, &mut chat)?;
     fields.take("cache_control"); // a hint about caches; ours needs none
@@ -116,7 +124,7 @@ pub(in crate::http) fn to_chat(
     chat.insert("messages".into(), Value::Array(messages.messages));
     missing::refuse(&mut fields, MISSING)?;
     fields.finish()?;
-    Fields::of_body(Value::Object(chat))
+    Ok(Conversation { fields: Fields::of_body(Value::Object(chat))?, most_thinking })
 }
 
 const MESSAGE_BYTES: usize = 512;
@@ -149,13 +157,13 @@ fn service_tier(fields: &mut Fields) -> Result<(), RouteError> {
 }
 
 /// Whether the model thinks, for templates that let that be said: Qwen's call it `enable_thinking`, DeepSeek's `thinking`.
-/// The budget is no limit here, as a model cannot be told of it; the answer's `max_tokens` is.
+/// Gives the budget.
 fn thinking(
     fields: &mut Fields,
     max_tokens: Option<u32>,
     chat: &mut Map<String, Value>,
-) -> Result<(), RouteError> {
-    let mut thinks = false;
+) -> Result<Option<u32>, RouteError> {
+    let (mut thinks, mut most) = (false, None);
     if let Some(mut thinking) = fields.object("thinking")? {
         let kind = thinking.string("type")?;
         let kind = thinking.require("type", kind)?;
@@ -174,6 +182,7 @@ fn thinking(
         let budget = thinking.count("budget_tokens", 1)?;
         if kind == "enabled" {
             let budget = thinking.require("budget_tokens", budget)?;
+            most = Some(budget);
             if let Some(max_tokens) = max_tokens.filter(|max_tokens| budget >= *max_tokens) {
                 let path = thinking.path("budget_tokens");
                 let message = format!(
@@ -191,7 +200,7 @@ fn thinking(
             kwargs.entry(name).or_insert(thinks.into());
         }
     }
-    Ok(())
+    Ok(most)
 }
 
 /// What the answer has to follow, under its present name and under that of the beta.

@@ -202,4 +202,20 @@ mod tests {
         assert!(got[0].is_empty());
         assert_eq!(told(&["<th", "ink>", "a", "</think>", "b"]).concat(), [4]);
     }
+
+    #[test]
+    fn tokens_that_come_at_once_are_told_apart() {
+        let format = Format::new(Some(ReasoningParser::Think), None).unwrap();
+        let readers = Some(ChoiceReaders::new(format, 1, MemoryPool::private(1 << 20).share()));
+        let mut reader = PartReader { readers, ..PartReader::plain() };
+        let (mut text, mut token_ends, mut tokens) = (String::new(), Vec::new(), Vec::new());
+        for (id, piece) in ["<think>", "a", "</think>", "b", "c", "d"].into_iter().enumerate() {
+            text.push_str(piece);
+            token_ends.push(text.len());
+            tokens.push(ScoredToken { id: id as u32, logprob: Some(-1.0), top: Vec::new() });
+        }
+        reader.read(&Delta { text, token_ends, tokens, ..Delta::default() }).unwrap();
+        let told: Vec<u32> = reader.take_scored().into_iter().map(|token| token.id).collect();
+        assert_eq!(told, [3, 4, 5]);
+    }
 }

@@ -33,8 +33,13 @@ pub(in crate::http) struct TokenNote {
     pub(in crate::http) said: bool,
 }
 
-fn says(parts: &[Part]) -> bool {
-    parts.iter().any(|part| matches!(part, Part::Content(_)))
+/// Bytes of content. What follows content goes to the same part.
+fn said(parts: &[Part]) -> usize {
+    let content = parts.iter().map(|part| match part {
+        Part::Content(text) => text.len(),
+        Part::Reasoning(_) | Part::CallBegins { .. } | Part::CallArguments { .. } => 0,
+    });
+    content.sum()
 }
 
 impl ChoiceReaders {
@@ -81,15 +86,15 @@ impl ChoiceReaders {
         let Some(reader) = self.readers.get_mut(place) else { return Ok(None) };
         let mut from = 0;
         for end in &delta.token_ends {
-            let (before, in_call, seen) = (reader.in_reasoning(), reader.in_call(), parts.len());
+            let (before, in_call, seen) = (reader.in_reasoning(), reader.in_call(), said(parts));
             reader.push(&delta.text[from..*end], parts);
             from = *end;
             let reasons = before || reader.in_reasoning();
             self.reasoning_tokens += u32::from(reasons);
             let aside = reasons || in_call || reader.in_call();
-            note(TokenNote { token: true, aside, said: says(&parts[seen..]) });
+            note(TokenNote { token: true, aside, said: said(parts) > seen });
         }
-        let seen = parts.len();
+        let seen = said(parts);
         reader.push(&delta.text[from..], parts);
         // a marker of the form that a client stops at ends a call as it would without
         let cut = delta.stop_string.as_deref().is_some_and(|stop| {
@@ -98,7 +103,7 @@ impl ChoiceReaders {
         if delta.finish.is_some() {
             reader.finish(parts);
         }
-        note(TokenNote { token: false, aside: false, said: says(&parts[seen..]) });
+        note(TokenNote { token: false, aside: false, said: said(parts) > seen });
         let held = reader.held_bytes().next_multiple_of(HELD_STEP);
         let charged = std::mem::replace(&mut self.charged[place], held);
         if held > charged {

@@ -6,7 +6,7 @@ use crate::limits::memory::MemoryPool;
 fn translated(body: Value) -> Result<Value, RouteError> {
     let mut memory = MemoryPool::private(1 << 20).share();
     let fields = to_chat(Fields::of_body(body)?, false, &mut memory)?;
-    Ok(Value::Object(fields.into_rest()))
+    Ok(Value::Object(fields.fields.into_rest()))
 }
 
 /// A request with these fields beside the required ones.
@@ -154,4 +154,19 @@ fn counting_needs_no_length_of_an_answer() {
     let mut memory = MemoryPool::private(1 << 20).share();
     assert!(to_chat(Fields::of_body(body.clone()).unwrap(), true, &mut memory).is_ok());
     assert!(to_chat(Fields::of_body(body).unwrap(), false, &mut memory).is_err());
+}
+
+#[test]
+fn a_budget_of_thoughts_is_that_of_thinking_that_is_on() {
+    for (thinking, want) in [
+        (json!({"type": "enabled", "budget_tokens": 50}), Some(50)),
+        (json!({"type": "adaptive"}), None),
+        (json!({"type": "disabled"}), None),
+        (Value::Null, None),
+    ] {
+        let mut memory = MemoryPool::private(1 << 20).share();
+        let fields = Fields::of_body(body(&json!({ "thinking": thinking }))).unwrap();
+        let conversation = to_chat(fields, false, &mut memory).unwrap();
+        assert_eq!(conversation.most_thinking, want, "{thinking}");
+    }
 }

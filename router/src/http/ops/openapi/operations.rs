@@ -271,7 +271,12 @@ pub(super) const OPERATIONS: &[Operation] = &[
     Operation {
         tag: "models",
         callers: Callers::Clients,
-        ..get("/v1/models", "models", "The models that are served.", SuccessBody::Json("ModelList"))
+        ..get(
+            "/v1/models",
+            "models",
+            "The models that are served; with the header `anthropic-version`, as Anthropic lists them.",
+            SuccessBody::Json("ModelList"),
+        )
     },
     Operation {
         tag: "models",

@@ -129,7 +129,8 @@ const THINKING: ObjectShape = ObjectShape::new(
         field(
             "budget_tokens",
             Integer(1, U32),
-            "Required with the type `enabled`; less than `max_tokens`.",
+            "Required with the type `enabled`; less than `max_tokens`. Then the model has to answer, where one token ends its \
+             thoughts.",
         ),
         field("display", Text, "Changes nothing."),
     ]],
