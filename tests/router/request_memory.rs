@@ -92,6 +92,20 @@ fn small_router() -> RouterArgs {
     RouterArgs { max_body_bytes: 2 * MIB, max_body_memory_bytes: 48 * MIB, ..args() }
 }
 
+/// One thread that remembers nothing.
+fn slow_tokeniser(args: RouterArgs) -> RouterArgs {
+    RouterArgs { tokenizer_threads: 1, tokenizer_cache_bytes: 0, ..args }
+}
+
+/// A model whose tokens are made by `tokenizers`, which takes its time.
+fn slow_doc() -> Value {
+    let mut doc = fake_worker::doc();
+    let mut tokenizer: Value = serde_json::from_str(doc["tokenizer"].as_str().unwrap()).unwrap();
+    tokenizer["normalizer"] = json!({"type": "NFKC"});
+    doc["tokenizer"] = json!(tokenizer.to_string());
+    doc
+}
+
 async fn comes_to_nothing(gauge: &Gauge) {
     in_time("memory that is given back", async {
         while gauge.get() != 0 {
@@ -169,8 +183,10 @@ fn token_ids_take_a_few_bytes_each() {
 #[test]
 fn a_client_that_hangs_up_while_its_text_is_tokenised_leaves_no_memory_behind() {
     run(async {
-        let args = RouterArgs { tokenizer_threads: 1, ..small_router() };
-        let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), args).await;
+        let args = slow_tokeniser(small_router());
+        let mut behaviour = Behaviour::says("w", "x");
+        behaviour.doc = slow_doc().to_string().into_bytes();
+        let (router, _worker) = TestRouter::with(behaviour, args).await;
         let gauge = &router.app.metrics.http.body_bytes;
         let body = json!({"prompt": "a b ".repeat(4_000)}).to_string();
         let head = "POST /tokenize HTTP/1.1\r\nContent-Type: application/json";
@@ -197,10 +213,10 @@ fn a_prompt_that_waits_for_a_thread_keeps_what_it_was_charged() {
     run(async {
         let mut behaviour = Behaviour::says("w", "x");
         behaviour.hello.context_tokens = 10_000_000;
-        let mut doc = fake_worker::doc();
+        let mut doc = slow_doc();
         doc["context_tokens"] = json!(10_000_000);
         behaviour.doc = doc.to_string().into_bytes();
-        let args = RouterArgs { tokenizer_threads: 1, ..args() };
+        let args = slow_tokeniser(args());
         let (router, _worker) = TestRouter::with(behaviour, args).await;
         let text = "a b ".repeat(150_000); // takes far longer to tokenise than to read
         let gauge = &router.app.metrics.http.body_bytes;
