@@ -234,6 +234,7 @@ fn start(args: &MockArgs, model: Model, script: Option<Script>) -> anyhow::Resul
         pace: Mutex::new(Pace::default()),
         roles,
         kv_block_bytes: terms.block_bytes,
+        priors: args.model_args.step_prior,
         exchange: Mutex::new(Exchange::new(terms, roles.all(), nonce)),
         bells: (0..roles.all()).map(|_| Arc::default()).collect(),
         groups: roles.groups().map(|_| Mutex::new(Lockstep::new(roles.ep, epoch))).collect(),

@@ -51,6 +51,8 @@ pub(crate) struct Setting {
     pub(crate) run_s: Option<f64>,
     /// Of each first token: how far its prediction was off, over what it took from the placement on.
     pub(crate) ttft_prediction_error: Option<Quantiles>,
+    /// The same of those after which no other prompt was sent to their worker before.
+    pub(crate) ttft_prediction_error_undisturbed: Option<Quantiles>,
     /// Where there are prefill workers.
     pub(crate) split: Option<Split>,
     /// Where workers are ranks of groups.
@@ -105,6 +107,7 @@ pub(crate) struct Report {
     bound_hit_rate: Option<f64>,
     ttft_ms: Option<Quantiles>,
     ttft_prediction_error: Option<Quantiles>,
+    ttft_prediction_error_undisturbed: Option<Quantiles>,
     /// Mean over the requests.
     tpot_ms: Option<f64>,
     tpot_quantiles_ms: Option<Quantiles>,
@@ -183,6 +186,7 @@ impl Report {
             run_s: setting.run_s,
             speed: setting.speed,
             ttft_prediction_error: setting.ttft_prediction_error,
+            ttft_prediction_error_undisturbed: setting.ttft_prediction_error_undisturbed,
             offered_per_s: setting.offered_per_s,
             requests_per_s: answers.len() as f64 / wall_s,
             tokens_per_s: completion_tokens as f64 / wall_s,

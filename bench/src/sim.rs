@@ -46,10 +46,6 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FAULT", help_heading = "Fleet")]
     fault: Vec<Fault>,
 
-    /// Workers do not say what their steps cost, as real ones: the router learns it.
-    #[arg(long, help_heading = "Fleet")]
-    no_prior: bool,
-
     /// How a worker is chosen: kv, round-robin, least-loaded, power-of-two or session-hash.
     #[arg(long, default_value = "kv", help_heading = "Router")]
     policy: String,
@@ -116,7 +112,7 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
     let blocks = engine.capacity.blocks as usize;
     let began = Instant::now();
     let terms = args.model.terms(&engine)?;
-    let (faults, priors) = (args.fault.clone(), !args.no_prior);
+    let (faults, priors) = (args.fault.clone(), args.model.step_prior);
     let fleet = Fleet { roles, engine, terms, faults, priors };
     let arrivals = arrival::arrivals(requests, scale, speed);
     let mut world = World::new(&config, &fleet, arrivals, args.decisions.as_deref())?;
@@ -133,6 +129,9 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
         offered_per_s: Some(requests.rows.len() as f64 / span_s).filter(|rate| rate.is_finite()),
         speed: Some(speed),
         ttft_prediction_error: Quantiles::of_ms(world.prediction_errors().iter().copied()),
+        ttft_prediction_error_undisturbed: Quantiles::of_ms(
+            world.undisturbed_errors().iter().copied(),
+        ),
         run_s: Some(began.elapsed().as_secs_f64()),
         split: (roles.prefill > 0).then(|| world.split()),
         groups: world.rounds().report(),

@@ -348,6 +348,28 @@ async def test_two_routers_may_use_the_same_numbers(tmp_path: Path) -> None:
         scene.check()
 
 
+async def test_what_one_router_sends_the_others_hear_of_while_a_step_runs(tmp_path: Path) -> None:
+    async with (
+        FakeRouter(tmp_path / "a", name="a") as first,
+        FakeRouter(tmp_path / "b", name="b") as second,
+        running(first, second) as scene,
+    ):
+        one, two = await joined(first), await joined(second)
+        gate = scene.model.gate = threading.Semaphore(0)
+        for request in (1, 2):  # neither step nor heartbeat is due
+            one.send(make_submit(request, [request] * 5, max_tokens=3))
+            await two.until(
+                lambda request=request: (
+                    bool(two.steps)
+                    and two.steps[-1].load.running + two.steps[-1].load.waiting == request
+                )
+            )
+        assert two.steps[-1].waiting_tokens == 10
+        gate.release(100)
+        await one.until_freed(1, 2)
+        scene.check()
+
+
 async def test_a_router_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
     async with (
         FakeRouter(tmp_path / "a", name="a") as first,

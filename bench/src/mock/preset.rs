@@ -59,6 +59,9 @@ pub(crate) struct ModelArgs {
     /// Steps take up to this share longer or shorter than their cost.
     #[arg(long, value_name = "SHARE", default_value_t = 0.02)]
     pub(crate) noise: f64,
+    /// Workers say what their steps cost when they dial in. Without it the router learns that from the steps alone.
+    #[arg(long)]
+    pub(crate) step_prior: bool,
     /// Gbit/s at which a worker sends KV to others; the preset's network card if left out.
     #[arg(long, value_name = "GBPS")]
     pub(crate) kv_gbps: Option<f64>,

@@ -355,9 +355,15 @@ async fn by_hand(flags: &str) -> (ByHand, Running, TcpListener) {
 }
 
 #[tokio::test]
+async fn a_worker_that_is_told_to_says_what_its_steps_cost() {
+    let (router, _running, _) = by_hand("--speed 4 --step-prior").await;
+    assert_eq!(router.hello.step_prior.unwrap().fixed_ms, 0.1 / 4.0);
+}
+
+#[tokio::test]
 async fn blocks_come_before_their_step_and_again_when_asked_for() {
     let (mut router, _running, _) = by_hand("--speed 4").await;
-    assert_eq!(router.hello.step_prior.unwrap().fixed_ms, 0.1 / 4.0);
+    assert_eq!(router.hello.step_prior, None, "as a real one, which does not know");
     assert!(router.snapshot().await.hashes.is_empty());
     let (events, step) = router.serve(1, 3).await;
     assert_eq!((events.len(), events[0].sequence, events[0].stored[0].hashes.len()), (1, 1, 24));

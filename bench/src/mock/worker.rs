@@ -54,6 +54,8 @@ pub(super) struct Fleet {
     /// How many of each role there are.
     pub(super) roles: Roles,
     pub(super) kv_block_bytes: u64,
+    /// Workers say what their steps cost.
+    pub(super) priors: bool,
     /// Its time is that of the fleet's start, in ms.
     pub(super) exchange: Mutex<Exchange>,
     /// Ring when the exchange has something for a worker.
@@ -263,7 +265,7 @@ impl Worker {
             transfer: vec![format!("{}:{}", TransferBackend::Mock, std::process::id())],
             nonce: nonce.iter().flat_map(|half| half.to_le_bytes()).collect(),
             // one that costs nothing is no prior, and would be refused
-            step_prior: (prior != StepCost::default()).then_some(prior),
+            step_prior: (fleet.priors && prior != StepCost::default()).then_some(prior),
             kv_block_bytes: fleet.kv_block_bytes,
             dtype: "mock".into(),
             aliases: Vec::new(),

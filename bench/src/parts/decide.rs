@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use headrace_router::core::blocks::{BlockHash, hash_blocks};
 use headrace_router::core::candidate::WorkerId;
-use headrace_router::core::frame::{Capacity, Load, RequestId, Role, Step, StepCost};
+use headrace_router::core::frame::{Capacity, Load, QueueRule, RequestId, Role, Step, StepCost};
 use headrace_router::core::policy::PolicyName;
 use headrace_router::core::scheduler::{
     Given, Joining, LegOutput, PlacementRequest, RoutingRules, Scheduler, Tier,
@@ -223,6 +223,7 @@ impl Bench {
                         disk_blocks: 0,
                     },
                     group: None,
+                    queue_rule: QueueRule::default(),
                     step_prior: Some(COST),
                 },
                 (),

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::candidate::{GroupRank, WorkerId};
 use headrace_router::core::events::{BlockEvents, Gap, Verdict};
-use headrace_router::core::frame::{Blocks, Fingerprints, Hello, PROTOCOL, Role, Snapshot, Step};
+use headrace_router::core::frame::{
+    Blocks, Fingerprints, Hello, PROTOCOL, QueueRule, Role, Snapshot, Step,
+};
 use headrace_router::core::scheduler::{Given, Joining, Scheduler, Withdrawal};
 
 use super::world::Fleet;
@@ -124,6 +126,7 @@ impl SimWorker {
                 index_room: hello.capacity.tiers(),
                 capacity: hello.capacity.clone(),
                 group: self.rank.clone(),
+                queue_rule: QueueRule::default(),
                 step_prior: hello.step_prior,
             },
             (),

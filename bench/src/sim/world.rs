@@ -63,6 +63,8 @@ pub(super) struct World {
     kv_lease_ms: u32,
     transfer_timeout_ms: u32,
     prediction_errors: Vec<f64>,
+    /// Of them, those of requests after which nobody was placed on their worker before their first token.
+    undisturbed_errors: Vec<f64>,
     split: Split,
     roles: Roles,
     rounds: RoundSums,
@@ -113,6 +115,7 @@ impl World {
             kv_lease_ms: whole_ms(config.fleet.kv_lease),
             transfer_timeout_ms: whole_ms(config.fleet.transfer_timeout),
             prediction_errors: Vec::new(),
+            undisturbed_errors: Vec::new(),
             split: Split::default(),
             roles: fleet.roles,
             rounds: RoundSums::default(),
@@ -164,6 +167,11 @@ impl World {
     /// Of each first token, how far its prediction was off, over what it took.
     pub(super) fn prediction_errors(&self) -> &[f64] {
         &self.prediction_errors
+    }
+
+    /// The same of requests after which nobody was placed on their worker before their first token.
+    pub(super) fn undisturbed_errors(&self) -> &[f64] {
+        &self.undisturbed_errors
     }
 
     /// What became of requests on two workers.

@@ -247,6 +247,7 @@ class Worker:
                 except RequestError as error:
                     peer.outbox.failed(error.frame(submit.request))
                 else:
+                    self._wake_others(peer)
                     return  # the next step says the rest
             case Cancel(request):
                 blocks = (self._connector or self.engine).cancel(Key(peer.number, request))
@@ -265,6 +266,12 @@ class Worker:
         ):
             raise RequestError(FailureKind.UNSUPPORTED, "this worker moves no KV")
         self.engine.submit(submit, link=peer.number, now_s=at_s)
+
+    def _wake_others(self, peer: Peer) -> None:
+        """Others hear of the load at once: till the end of a long step they would send their prompts here, too."""
+        for other in self._peers.values():
+            if other is not peer:
+                other.wake.set()
 
     def _drain(self, drain: Drain, peer: Peer, now_s: float) -> None:
         """Offer what is hot first. A later Drain that wants no offer ends the one there is."""

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::core::estimate::{
-    DecodeLeg, Demand, Estimate, Source, WorkerLoad, alone, estimate, prefill_leg,
+    DecodeLeg, Demand, Estimate, PromptQueue, Source, WorkerLoad, alone, estimate, prefill_leg,
 };
 use crate::core::frame::Role;
 use crate::core::transfer::Sources;
@@ -130,6 +130,9 @@ pub struct Candidate {
     pub lower_tier_tokens: u32,
     /// How it stands.
     pub worker_load: WorkerLoad,
+    /// The prompts that it has.
+    #[serde(default, skip_serializing_if = "PromptQueue::is_empty")]
+    pub queue: PromptQueue,
     /// What pulling KV costs it; only where it can, and there are prefill workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sources: Option<Arc<Sources>>,
@@ -156,9 +159,9 @@ impl Candidate {
     pub fn estimate(&self, ask: &Ask) -> Estimate {
         let demand = ask.demand(self.cached_tokens);
         match self.role {
-            Role::Prefill => prefill_leg(&self.worker_load, &demand),
-            Role::Decode => alone(&self.worker_load, &demand),
-            Role::Both => estimate(&self.worker_load, &demand),
+            Role::Prefill => prefill_leg(&self.worker_load, &self.queue, &demand),
+            Role::Decode => alone(&self.worker_load, &self.queue, &demand),
+            Role::Both => estimate(&self.worker_load, &self.queue, &demand),
         }
     }
 
@@ -180,7 +183,7 @@ impl Candidate {
 
     pub(super) fn decode_leg(&self, ask: &Ask, alone: &Estimate) -> DecodeLeg {
         let demand = ask.demand(self.decode_cached_tokens());
-        DecodeLeg::new(&self.worker_load, &demand, ask.block_bytes as f64, alone)
+        DecodeLeg::new(&self.worker_load, &self.queue, &demand, ask.block_bytes as f64, alone)
     }
 }
 
@@ -202,6 +205,7 @@ impl Candidate {
             coming_tokens: 0,
             lower_tier_tokens: 0,
             worker_load,
+            queue: PromptQueue::default(),
             sources: None,
         }
     }

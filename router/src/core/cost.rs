@@ -1,6 +1,8 @@
 //! What a step costs in milliseconds, learnt from the steps that ran. Nothing here is tuned for a model or a device: the
 //! five coefficients of a worker's step time come from its own Step frames.
 
+use std::array::from_fn;
+
 use crate::core::frame::{Step, StepCost};
 
 /// What one step was about: the factors of [`StepCost`].
@@ -81,6 +83,8 @@ const NOISE: f64 = 0.1;
 /// Weight that a step keeps when another one has come: half of it is gone after some 70 steps, so that a worker that
 /// becomes slower is known as such within seconds.
 const MEMORY: f64 = 0.99;
+/// The same of steps with prompts, which are fewer: half of one is gone after some 23 others. A guess.
+const PROMPT_MEMORY: f64 = 0.97;
 /// A step this many times as long as predicted counts as this many times, so that one stalled step teaches little.
 const OUTLIER: f64 = 4.0;
 
@@ -89,17 +93,75 @@ const OUTLIER: f64 = 4.0;
 ///
 /// Kept are the normal equations rather than a covariance: sums of squares cannot lose their definiteness to rounding, as the
 /// recursive form does within some thousand steps when features differ by ten powers of ten. The prior never fades, so what no
-/// step tells about stays what it was. In units of the prior: `cost[i] = prior[i] + spread[i] * z[i]`, `z` of unit variance.
+/// step tells about stays what it was. Steps with prompts fade as others with prompts come, and those without as others without do:
+/// a minute in which nobody sends a prompt is no reason to forget what prompts cost. In units of the prior: `cost[i] = prior[i] + spread[i] * z[i]`, `z` of unit variance.
 #[derive(Debug, Clone)]
 pub struct StepFit {
     cost: Vector,
     prior: Vector,
     spread: Vector,
     /// Faded sums of `u u'` and `u r` over the steps, `u` the features and `r` the miss of the prior, both in units of what
-    /// noise explains.
+    /// noise explains. First those of steps without prompts, then those of steps with some.
+    sums: [Sums; 2],
+    steps: u64,
+}
+
+/// The normal equations of some steps.
+#[derive(Debug, Clone, Default)]
+struct Sums {
     squares: [Vector; 5],
     products: Vector,
-    steps: u64,
+}
+
+impl Sums {
+    fn add(&mut self, u: &Vector, miss: f64, memory: f64) {
+        for (row, u_row) in self.squares.iter_mut().zip(u) {
+            for (entry, u_column) in row.iter_mut().zip(u) {
+                *entry = *entry * memory + u_row * u_column;
+            }
+        }
+        for (entry, u) in self.products.iter_mut().zip(u) {
+            *entry = *entry * memory + u * miss;
+        }
+    }
+
+    /// Those of all steps.
+    fn of([some, others]: &[Self; 2]) -> Self {
+        Self {
+            squares: from_fn(|i| from_fn(|j| some.squares[i][j] + others.squares[i][j])),
+            products: from_fn(|i| some.products[i] + others.products[i]),
+        }
+    }
+
+    /// Solves `(1 + squares) z = products` by Cholesky's method, with the held ones at their lowest.
+    fn solve(&self, held: &[bool; 5], lowest: &Vector) -> Vector {
+        let mut lower = [[0.0; 5]; 5];
+        let mut z = [0.0; 5];
+        for i in 0..5 {
+            for j in 0..=i {
+                let plain = match (held[i] || held[j], i == j) {
+                    (true, same) => f64::from(u8::from(same)),
+                    (false, same) => self.squares[i][j] + f64::from(u8::from(same)),
+                };
+                let sum = plain - (0..j).map(|k| lower[i][k] * lower[j][k]).sum::<f64>();
+                // never less than the prior's own part, whatever rounding says
+                lower[i][j] = if i == j { sum.max(1e-3).sqrt() } else { sum / lower[j][j] };
+            }
+            let right = if held[i] {
+                lowest[i]
+            } else {
+                let fixed = (0..5).filter(|&j| held[j]).map(|j| self.squares[i][j] * lowest[j]);
+                self.products[i] - fixed.sum::<f64>()
+            };
+            let sum = right - (0..i).map(|k| lower[i][k] * z[k]).sum::<f64>();
+            z[i] = sum / lower[i][i];
+        }
+        for i in (0..5).rev() {
+            let sum = z[i] - (i + 1..5).map(|k| lower[k][i] * z[k]).sum::<f64>();
+            z[i] = sum / lower[i][i];
+        }
+        z
+    }
 }
 
 impl StepFit {
@@ -117,8 +179,8 @@ impl StepFit {
     fn around(prior: StepCost, spread: f64) -> Self {
         let (prior, guess) = (prior.vector(), UNKNOWN.vector());
         // a coefficient given as 0 may be found to be more than that
-        let spread = std::array::from_fn(|i| (spread * prior[i]).max(1e-3 * guess[i]));
-        Self { cost: prior, prior, spread, squares: [[0.0; 5]; 5], products: [0.0; 5], steps: 0 }
+        let spread = from_fn(|i| (spread * prior[i]).max(1e-3 * guess[i]));
+        Self { cost: prior, prior, spread, sums: [Sums::default(), Sums::default()], steps: 0 }
     }
 
     /// Begins with what its peers are like, as a guess that the first steps replace.
@@ -148,18 +210,16 @@ impl StepFit {
         }
         let ms = if self.steps < 8 { ms } else { ms.min(OUTLIER * predicted.max(1e-3)) };
         let noise = NOISE * ms;
-        let u: Vector = std::array::from_fn(|i| x[i] * self.spread[i] / noise);
+        let u: Vector = from_fn(|i| x[i] * self.spread[i] / noise);
         let miss = (ms - dot(&self.prior, &x)) / noise;
         if !(miss.is_finite() && u.iter().all(|u| u.is_finite())) {
             return;
         }
-        for (row, u_row) in self.squares.iter_mut().zip(u) {
-            for (entry, u_column) in row.iter_mut().zip(u) {
-                *entry = *entry * MEMORY + u_row * u_column;
-            }
-        }
-        for (entry, u) in self.products.iter_mut().zip(u) {
-            *entry = *entry * MEMORY + u * miss;
+        let [of_rows, of_prompts] = &mut self.sums;
+        if features.prefill_tokens > 0.0 {
+            of_prompts.add(&u, miss, PROMPT_MEMORY);
+        } else {
+            of_rows.add(&u, miss, MEMORY);
         }
         self.steps += 1;
         self.solve();
@@ -167,10 +227,11 @@ impl StepFit {
 
     /// The best coefficients that are not negative: whichever would be is held at 0, and the others are found anew.
     fn solve(&mut self) {
-        let lowest: Vector = std::array::from_fn(|i| -self.prior[i] / self.spread[i]);
+        let lowest: Vector = from_fn(|i| -self.prior[i] / self.spread[i]);
+        let sums = Sums::of(&self.sums);
         let mut held = [false; 5];
         for _ in 0..5 {
-            let z = self.solve_with(&held, &lowest);
+            let z = sums.solve(&held, &lowest);
             let mut all = true;
             for i in 0..5 {
                 if !held[i] && z[i] < lowest[i] {
@@ -179,44 +240,13 @@ impl StepFit {
                 }
             }
             if all {
-                let cost: Vector =
-                    std::array::from_fn(|i| (self.prior[i] + self.spread[i] * z[i]).max(0.0));
+                let cost: Vector = from_fn(|i| (self.prior[i] + self.spread[i] * z[i]).max(0.0));
                 if cost.iter().all(|cost| cost.is_finite()) {
                     self.cost = cost;
                 }
                 return;
             }
         }
-    }
-
-    /// Solves `(1 + squares) z = products` by Cholesky's method, with the held ones at their lowest.
-    fn solve_with(&self, held: &[bool; 5], lowest: &Vector) -> Vector {
-        let mut lower = [[0.0; 5]; 5];
-        let mut z = [0.0; 5];
-        for i in 0..5 {
-            for j in 0..=i {
-                let plain = match (held[i] || held[j], i == j) {
-                    (true, same) => f64::from(u8::from(same)),
-                    (false, same) => self.squares[i][j] + f64::from(u8::from(same)),
-                };
-                let sum = plain - (0..j).map(|k| lower[i][k] * lower[j][k]).sum::<f64>();
-                // never less than the prior's own part, whatever rounding says
-                lower[i][j] = if i == j { sum.max(1e-3).sqrt() } else { sum / lower[j][j] };
-            }
-            let right = if held[i] {
-                lowest[i]
-            } else {
-                let fixed = (0..5).filter(|&j| held[j]).map(|j| self.squares[i][j] * lowest[j]);
-                self.products[i] - fixed.sum::<f64>()
-            };
-            let sum = right - (0..i).map(|k| lower[i][k] * z[k]).sum::<f64>();
-            z[i] = sum / lower[i][i];
-        }
-        for i in (0..5).rev() {
-            let sum = z[i] - (i + 1..5).map(|k| lower[k][i] * z[k]).sum::<f64>();
-            z[i] = sum / lower[i][i];
-        }
-        z
     }
 }
 

@@ -1,13 +1,17 @@
 //! What a placement would cost, in milliseconds: of a whole request on one worker, and of the two halves of a split one.
 //!
 //! Every term follows from what the workers measured. Two numbers of the shape were chosen and say so below: the share of
-//! interference that counts, by simulation, and the exponent of the saturation penalty, by guess.
+//! the delay of rows that counts, by simulation, and the exponent of the saturation penalty, by guess.
 
 mod lockstep;
+mod queue;
 
 use serde::{Deserialize, Serialize};
 
 use self::lockstep::{GroupSteps, raised};
+use self::queue::behind;
+pub use self::queue::{Awaited, PromptQueue, QueuedPrompt};
+pub(super) use self::queue::{MOST_QUEUED, share_out};
 use crate::core::frame::StepCost;
 use crate::core::transfer::TransferCost;
 
@@ -41,6 +45,12 @@ pub struct WorkerLoad {
     pub blocks_used: f64,
     /// Blocks of the pool.
     pub blocks: f64,
+    /// Blocks of it that only the prefix cache holds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub blocks_cached: f64,
+    /// Share of prompts' tokens that is found in caches, of late: what those who come later lose with an evicted block.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reuse: f64,
     /// Tokens that a row gets from a step: 1, more with multi-token prediction.
     pub accepted: f64,
     /// The longest step without prompts among the other ranks of its expert-parallel group, which step in time with it, with all
@@ -118,47 +128,56 @@ const SATURATION_EXPONENT: i32 = 8;
 /// A pool is never taken for fuller than this, so that full ones can still be told apart by their other terms.
 const FULL: f64 = 0.99;
 
-/// Share of a row's delay that counts. Prompts have to be computed somewhere, and where there are few rows now there may be
-/// more when it comes to that. Simulated on the Mooncake conversation trace at 60 % load: 1 makes the mean time to the first
-/// token 13 % longer than 0.1 at the same time per token, and 0 lets both grow at 85 %.
+/// Share of a row's delay that counts; the delay of those that wait for their first token counts in full. Prompts have to be
+/// computed somewhere, and where there are few rows now there may be more when it comes to that. Simulated on the Mooncake
+/// conversation trace at 60 % load: 0.2, 0.3 and 0.5 make the mean time to the first token 2, 4 and 9 % longer than 0.1, and no
+/// answer as a whole more than 0.5 % sooner.
 const INTERFERENCE_SHARE: f64 = 0.1;
 
 /// Predicts what placing all of `demand` on a worker that stands like this would cost.
 #[must_use]
-pub fn estimate(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
-    let prompt = Prompt::of(worker_load, demand);
-    let answer = Answer::of(worker_load, demand);
-    let others = worker_load.occupied + worker_load.group_rows;
-    let delay_ms = INTERFERENCE_SHARE * others * (prompt.raise_ms + answer.row_ms);
-    let blocks = (prompt.uncached + answer.tokens) / demand.block_tokens.max(1.0);
-    Estimate {
-        queue_ms: prompt.wait_ms + answer.wait_ms,
-        prefill_ms: prompt.ms,
-        transfer_ms: 0.0,
-        decode_ms: answer.ms,
-        interference_ms: delay_ms + worker_load.pressure * prompt.own_ms,
-        saturation_ms: saturation_ms(worker_load, blocks, prompt.ms + answer.ms),
-    }
+pub fn estimate(worker_load: &WorkerLoad, queue: &PromptQueue, demand: &Demand) -> Estimate {
+    whole(worker_load, queue, demand, INTERFERENCE_SHARE)
 }
 
 /// The same for a worker that is there to generate: its rows need not wait for a prompt, since others are there to compute it,
 /// so their delay counts in full.
 #[must_use]
-pub fn alone(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
-    let raise_ms = Prompt::of(worker_load, demand).raise_ms;
+pub fn alone(worker_load: &WorkerLoad, queue: &PromptQueue, demand: &Demand) -> Estimate {
+    whole(worker_load, queue, demand, 1.0)
+}
+
+/// `share`: of the delay of rows by the prompt. The delay of those that wait for their first token counts in full.
+fn whole(worker_load: &WorkerLoad, queue: &PromptQueue, demand: &Demand, share: f64) -> Estimate {
+    let prompt = Prompt::of(worker_load, queue, demand);
+    let answer = Answer::of(worker_load, queue, demand);
     let others = worker_load.occupied + worker_load.group_rows;
-    let whole = estimate(worker_load, demand);
+    let rows = (others - queue.waiting()).max(0.0);
+    let rows_ms = share * rows * prompt.raise_ms + INTERFERENCE_SHARE * others * answer.row_ms;
+    let blocks = (prompt.uncached + answer.tokens) / demand.block_tokens.max(1.0);
+    let queue_ms = if queue.room_ms.is_some() {
+        prompt.wait_ms.max(answer.wait_ms) // the prompts ahead wait for room, too
+    } else {
+        prompt.wait_ms + answer.wait_ms
+    };
     Estimate {
-        interference_ms: whole.interference_ms + (1.0 - INTERFERENCE_SHARE) * others * raise_ms,
-        ..whole
+        queue_ms,
+        prefill_ms: prompt.ms,
+        transfer_ms: 0.0,
+        decode_ms: answer.ms,
+        interference_ms: rows_ms
+            + prompt.delay_ms
+            + worker_load.pressure * prompt.own_ms
+            + evicted_ms(worker_load, blocks, demand),
+        saturation_ms: saturation_ms(worker_load, blocks, prompt.ms + answer.ms),
     }
 }
 
 /// Predicts what computing the prompt of `demand` on a worker that does nothing else would cost: the prefill leg of a split
 /// request, up to its first token. The interference is with the other ranks of its group, and with the prompts that come later.
 #[must_use]
-pub fn prefill_leg(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
-    let prompt = Prompt::of(worker_load, demand);
+pub fn prefill_leg(worker_load: &WorkerLoad, queue: &PromptQueue, demand: &Demand) -> Estimate {
+    let prompt = Prompt::of(worker_load, queue, demand);
     // no room: it comes as other prompts are done and fetched, each after about as long as this one takes
     let room_ms = missing_share(worker_load, demand) * prompt.ms;
     let blocks = prompt.uncached / demand.block_tokens.max(1.0);
@@ -168,6 +187,7 @@ pub fn prefill_leg(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
         transfer_ms: 0.0,
         decode_ms: 0.0,
         interference_ms: INTERFERENCE_SHARE * worker_load.group_rows * prompt.raise_ms
+            + prompt.delay_ms
             + worker_load.pressure * prompt.own_ms,
         saturation_ms: saturation_ms(worker_load, blocks, prompt.ms),
     }
@@ -192,11 +212,12 @@ impl DecodeLeg {
     /// `alone`: what the whole request would cost there.
     pub(super) fn new(
         worker_load: &WorkerLoad,
+        queue: &PromptQueue,
         demand: &Demand,
         block_bytes: f64,
         alone: &Estimate,
     ) -> Self {
-        let answer = Answer::of(worker_load, demand);
+        let answer = Answer::of(worker_load, queue, demand);
         let block_tokens = demand.block_tokens.max(1.0);
         let lacks_tokens = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
         let blocks = (lacks_tokens + answer.tokens) / block_tokens;
@@ -272,10 +293,29 @@ struct Prompt {
     own_ms: f64,
     /// Of that, what the steps of all who step with it become longer by.
     raise_ms: f64,
+    /// By how much the first tokens of prompts before it come later, summed up.
+    delay_ms: f64,
 }
 
 impl Prompt {
-    fn of(worker_load: &WorkerLoad, demand: &Demand) -> Self {
+    fn of(worker_load: &WorkerLoad, queue: &PromptQueue, demand: &Demand) -> Self {
+        if queue.prompts.is_empty() {
+            return Self::in_order(worker_load, demand);
+        }
+        let uncached = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
+        let behind = behind(worker_load, queue, demand);
+        Self {
+            uncached,
+            wait_ms: behind.wait_ms,
+            ms: behind.ms,
+            own_ms: worker_load.cost.prompt_ms(demand.cached_tokens, uncached),
+            raise_ms: behind.raise_ms,
+            delay_ms: behind.delay_ms,
+        }
+    }
+
+    /// Behind a backlog of which only the size is known.
+    fn in_order(worker_load: &WorkerLoad, demand: &Demand) -> Self {
         let WorkerLoad { cost, rows, kv_tokens, backlog_tokens, .. } = *worker_load;
         let uncached = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
         let own_ms = cost.prompt_ms(demand.cached_tokens, uncached);
@@ -307,6 +347,7 @@ impl Prompt {
             ms: group.lockstep_ms(from, steps, around_ms, own_ms),
             own_ms,
             raise_ms: group.raise_ms(from, steps, around_ms, own_ms),
+            delay_ms: 0.0,
         }
     }
 }
@@ -323,7 +364,7 @@ struct Answer {
 }
 
 impl Answer {
-    fn of(worker_load: &WorkerLoad, demand: &Demand) -> Self {
+    fn of(worker_load: &WorkerLoad, queue: &PromptQueue, demand: &Demand) -> Self {
         let WorkerLoad { cost, occupied, slots, .. } = *worker_load;
         // With a row more, and with those that are rows once the backlog is done and what is on its way has come.
         let rows_then = (occupied + 1.0).min(slots);
@@ -343,7 +384,8 @@ impl Answer {
         let too_many = (occupied + 1.0 - slots).max(0.0);
         let slot_ms = too_many * tokens * tpot_ms / slots.max(1.0);
         // No room: it comes as running requests end, each with its share of the pool; on average they are half way through.
-        let room_ms = missing_share(worker_load, demand) * tokens * tpot_ms / 2.0;
+        let half_ms = || missing_share(worker_load, demand) * tokens * tpot_ms / 2.0;
+        let room_ms = queue.room_ms.unwrap_or_else(half_ms);
         let more_ms = cost.row_ms + cost.kv_ms * demand.prompt_tokens;
         Self {
             tokens,
@@ -361,6 +403,13 @@ fn missing_share(worker_load: &WorkerLoad, demand: &Demand) -> f64 {
     let needed = demand.prompt_tokens / demand.block_tokens.max(1.0);
     let missing = (used + needed - worker_load.blocks).clamp(0.0, used);
     if missing > 0.0 { missing / used } else { 0.0 }
+}
+
+/// What a request that takes so many more blocks costs those who would have found what it evicts: they compute it again.
+fn evicted_ms(worker_load: &WorkerLoad, blocks: f64, demand: &Demand) -> f64 {
+    let free = worker_load.blocks - worker_load.blocks_used - worker_load.blocks_cached;
+    let evicted = (blocks - free.max(0.0)).clamp(0.0, worker_load.blocks_cached);
+    worker_load.reuse * evicted * demand.block_tokens * worker_load.cost.prefill_ms
 }
 
 /// A penalty that grows steeply as the worker's blocks run out; see [`SATURATION_EXPONENT`].
@@ -387,6 +436,8 @@ impl WorkerLoad {
             backlog_runs: false,
             blocks_used: 0.0,
             blocks: 10_000.0,
+            blocks_cached: 0.0,
+            reuse: 0.0,
             accepted: 1.0,
             group_ms: 0.0,
             group_rows: 0.0,
@@ -397,5 +448,7 @@ impl WorkerLoad {
     }
 }
 
+#[cfg(test)]
+mod golden;
 #[cfg(test)]
 mod tests;

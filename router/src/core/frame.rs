@@ -18,7 +18,9 @@ pub use self::grammar::{
     Grammar, GrammarKind, GrammarTotals, MAX_GRAMMAR_BYTES, MAX_MARKER_TOKENS, Reasoning,
 };
 pub use self::group_totals::GroupTotals;
-pub use self::handshake::{Capacity, Fingerprints, Group, Hello, Prove, Role, StepCost, Welcome};
+pub use self::handshake::{
+    Capacity, Fingerprints, Group, Hello, Prove, QueueRule, Role, StepCost, Welcome,
+};
 pub use self::migration::{
     Continue, Fetch, KvFrom, KvReady, KvTransfer, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket,
     TransferBackend, TransferFailure, Transferred,

@@ -13,6 +13,7 @@ mod groups;
 mod holdings;
 mod leftovers;
 mod legs;
+mod lengths;
 mod measured;
 mod placement;
 mod pressure;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use crate::core::candidate::{GroupRank, WorkerId};
 use crate::core::cost::{StepFeatures, StepFit};
 use crate::core::decision::Chooser;
-use crate::core::frame::{Capacity, RequestId, Role, Step, StepCost};
+use crate::core::frame::{Capacity, QueueRule, RequestId, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
 
 pub use self::apply::{Applied, Applying};
@@ -36,6 +37,7 @@ use self::holdings::{Holdings, Overlaps};
 pub use self::leftovers::Leftovers;
 use self::legs::BookedLeg;
 pub use self::legs::{Begun, Ended, Given, LegOutput};
+use self::lengths::AnswerLengths;
 use self::measured::Measured;
 pub use self::placement::{Placement, PlacementRequest, PrefillLeg};
 use self::pressure::Pressures;
@@ -73,6 +75,8 @@ pub struct Joining {
     pub index_room: [u32; 3],
     /// Its place in an expert-parallel group.
     pub group: Option<GroupRank>,
+    /// How it shares its steps among prompts.
+    pub queue_rule: QueueRule,
     /// What it says its steps cost.
     pub step_prior: Option<StepCost>,
 }
@@ -91,8 +95,7 @@ pub struct Scheduler<W = ()> {
     overlaps: Overlaps,
     chooser: Chooser,
     shadow: Option<Chooser>,
-    /// Tokens of an answer, of late.
-    output_tokens: f64,
+    lengths: AnswerLengths,
     /// Share of prompt tokens that had to be computed, of late.
     uncached_share: f64,
     pressure: Pressures,
@@ -105,8 +108,6 @@ pub struct Scheduler<W = ()> {
 const TAUGHT: u64 = 50;
 /// A worker that joins is not taken at its word to be so many times faster than what others of its model were measured at.
 const FASTER: f64 = 2.0;
-/// Length of answers before any has ended. A guess.
-const FIRST_OUTPUT_TOKENS: f64 = 256.0;
 
 impl<W> Scheduler<W> {
     /// Without workers. `block_tokens` is that of the model's KV layout.
@@ -121,7 +122,7 @@ impl<W> Scheduler<W> {
             overlaps: Overlaps::default(),
             chooser: Chooser::new(rules.policy, rules.seed),
             shadow: rules.shadow.map(|policy| Chooser::new(policy, rules.seed ^ 1)),
-            output_tokens: FIRST_OUTPUT_TOKENS,
+            lengths: AnswerLengths::default(),
             uncached_share: 1.0,
             pressure: Pressures::default(),
             doubts: Vec::new(),

@@ -21,6 +21,8 @@ pub(super) struct SimLeg {
     /// Tokens of the answer when it began here, and those that came from here.
     before: u32,
     generated: u32,
+    /// Another prompt came to the same worker before its own was computed.
+    disturbed: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +60,8 @@ impl World {
             scores: Scores::default(),
             pooled: None,
         };
-        let leg = SimLeg { request, place, part: Part::Whole, before, generated: 0 };
+        let leg =
+            SimLeg { request, place, part: Part::Whole, before, generated: 0, disturbed: false };
         let Some(PrefillLeg { request: prefill, worker }) = placement.prefill else {
             self.send(leg, whole);
             return;
@@ -86,6 +89,10 @@ impl World {
     /// False if the worker does not take it.
     fn send(&mut self, leg: SimLeg, what: Leg) -> bool {
         let (name, place) = (what.request, leg.place);
+        if !matches!(leg.part, Part::Decode { .. }) {
+            let there = self.legs.values_mut().filter(|other| other.place == place);
+            there.for_each(|other| other.disturbed = true);
+        }
         match self.workers[place].engine.submit(what) {
             Ok(()) => {
                 self.legs.insert(name, leg);
@@ -141,7 +148,11 @@ impl World {
         {
             if !matches!(leg.part, Part::Decode { .. }) {
                 let off_ms = (begun.predicted_ttft_ms - begun.ttft_ms).abs();
-                self.prediction_errors.push(off_ms / begun.ttft_ms.max(1e-3));
+                let error = off_ms / begun.ttft_ms.max(1e-3);
+                self.prediction_errors.push(error);
+                if !leg.disturbed {
+                    self.undisturbed_errors.push(error);
+                }
             }
             worker.disbelieve(begun.withdrawn, now_ms);
         }

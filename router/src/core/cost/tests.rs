@@ -74,15 +74,17 @@ fn a_single_stall_teaches_little() {
 
 #[test]
 fn long_silence_about_prefill_does_not_unlearn_it() {
-    let mut fit = StepFit::new(Some(TRUE), None);
-    for step in steps(6, 100) {
-        fit.observe(&step, TRUE.step_ms(&step));
+    for prior in [Some(TRUE), None] {
+        let mut fit = StepFit::new(prior, None);
+        for step in steps(6, 100) {
+            fit.observe(&step, TRUE.step_ms(&step));
+        }
+        for step in steps(7, 20_000) {
+            let step = StepFeatures { prefill_tokens: 0.0, prefill_context: 0.0, ..step };
+            fit.observe(&step, TRUE.step_ms(&step));
+        }
+        assert!(error(&fit, &TRUE) < 0.02, "{prior:?}: {}", error(&fit, &TRUE));
     }
-    for step in steps(7, 20_000) {
-        let step = StepFeatures { prefill_tokens: 0.0, prefill_context: 0.0, ..step };
-        fit.observe(&step, TRUE.step_ms(&step));
-    }
-    assert!(error(&fit, &TRUE) < 0.02, "{}", error(&fit, &TRUE));
 }
 
 #[test]

@@ -34,6 +34,8 @@ prop_compose! {
             backlog_runs: runs,
             blocks_used: n[13],
             blocks: n[14],
+            blocks_cached: 0.0,
+            reuse: 0.0,
             accepted: 1.0,
             group_ms: 0.0,
             group_rows: 0.0,

@@ -6,7 +6,7 @@ mod random;
 use std::sync::Arc;
 
 use super::*;
-use crate::core::frame::{Capacity, Load, Role, Step, StepCost};
+use crate::core::frame::{Capacity, Load, QueueRule, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
 use crate::core::scheduler::{Given, Joining, RoutingRules};
 
@@ -43,6 +43,7 @@ fn dispatch_with(workers: &[(u32, u32, u32)], queue: usize, worker_queue_ms: f64
                     disk_blocks: 0,
                 },
                 group: None,
+                queue_rule: QueueRule::Fifo, // so that nobody overtakes a long prompt
                 step_prior: Some(COST),
             },
             (),

@@ -11,6 +11,11 @@ fn idle() -> WorkerLoad {
     WorkerLoad::idle(TRUE)
 }
 
+/// A queue of which only the size is known.
+fn nobody() -> PromptQueue {
+    PromptQueue::default()
+}
+
 /// Ms of the steps that compute a prompt's tokens at `positions`, `per_step` of them in each, beside `rows` that read `kv_tokens`,
 /// where no step is shorter than `least_ms`, that of another rank.
 fn steps_ms(
@@ -35,7 +40,7 @@ fn demand(prompt_tokens: f64, cached_tokens: f64) -> Demand {
 
 #[test]
 fn an_idle_worker_takes_its_prefill_in_whole_steps() {
-    let estimate = estimate(&idle(), &demand(6000.0, 0.0));
+    let estimate = estimate(&idle(), &nobody(), &demand(6000.0, 0.0));
     assert_eq!(estimate.queue_ms, 0.0);
     close(estimate.prefill_ms, steps_ms(0..6000, 4096, (0, 0, 0.0)));
     close(estimate.prefill_ms, 359.994); // 2 * 12 + 6000 * 0.05 + 17,997,000 * 2e-6
@@ -44,10 +49,10 @@ fn an_idle_worker_takes_its_prefill_in_whole_steps() {
 
 #[test]
 fn what_is_cached_is_not_computed_but_still_attended_to() {
-    let warm = estimate(&idle(), &demand(6000.0, 5000.0)).prefill_ms;
+    let warm = estimate(&idle(), &nobody(), &demand(6000.0, 5000.0)).prefill_ms;
     close(warm, steps_ms(5000..6000, 4096, (0, 0, 0.0)));
     close(warm, 72.999); // 12 + 50 + 5,499,500 * 2e-6
-    assert!(warm > estimate(&idle(), &demand(1000.0, 0.0)).prefill_ms);
+    assert!(warm > estimate(&idle(), &nobody(), &demand(1000.0, 0.0)).prefill_ms);
 }
 
 #[test]
@@ -61,10 +66,13 @@ fn time_that_is_over_is_not_waited_for_again() {
         ..idle()
     };
     let later = WorkerLoad { elapsed_ms: 50.0, ..busy };
-    let (now, then) = (estimate(&busy, &demand(100.0, 0.0)), estimate(&later, &demand(100.0, 0.0)));
+    let (now, then) = (
+        estimate(&busy, &nobody(), &demand(100.0, 0.0)),
+        estimate(&later, &nobody(), &demand(100.0, 0.0)),
+    );
     assert!((now.queue_ms - then.queue_ms - 50.0).abs() < 1e-9);
     let overdue = WorkerLoad { elapsed_ms: 1e9, ..busy };
-    assert_eq!(estimate(&overdue, &demand(100.0, 0.0)).queue_ms, 0.0);
+    assert_eq!(estimate(&overdue, &nobody(), &demand(100.0, 0.0)).queue_ms, 0.0);
 }
 
 #[test]
@@ -78,29 +86,39 @@ fn an_overdue_step_does_not_do_the_work_of_the_next_ones() {
         ..idle()
     };
     let hung = WorkerLoad { elapsed_ms: 1e9, ..busy };
-    let (now, then) = (estimate(&busy, &demand(100.0, 0.0)), estimate(&hung, &demand(100.0, 0.0)));
+    let (now, then) = (
+        estimate(&busy, &nobody(), &demand(100.0, 0.0)),
+        estimate(&hung, &nobody(), &demand(100.0, 0.0)),
+    );
     assert!((then.queue_ms - now.queue_ms * 2.0 / 3.0).abs() < 1e-6, "two of three steps are left");
 }
 
 #[test]
 fn a_prompt_among_the_rows_of_a_worker_that_generates_delays_each_of_them_in_full() {
     let busy = WorkerLoad { occupied: 10.0, rows: 10.0, ..idle() };
-    let (both, decode) =
-        (estimate(&busy, &demand(6000.0, 0.0)), alone(&busy, &demand(6000.0, 0.0)));
+    let (both, decode) = (
+        estimate(&busy, &nobody(), &demand(6000.0, 0.0)),
+        alone(&busy, &nobody(), &demand(6000.0, 0.0)),
+    );
     // of 335.994 ms for each of ten rows a tenth counts, or all
     close(decode.interference_ms - both.interference_ms, 3023.946);
     assert_eq!((decode.ttft_ms(), decode.decode_ms), (both.ttft_ms(), both.decode_ms));
-    let nobody = (estimate(&idle(), &demand(6000.0, 0.0)), alone(&idle(), &demand(6000.0, 0.0)));
-    assert_eq!(nobody.0, nobody.1, "where nobody is delayed it is the same");
+    let none = (
+        estimate(&idle(), &nobody(), &demand(6000.0, 0.0)),
+        alone(&idle(), &nobody(), &demand(6000.0, 0.0)),
+    );
+    assert_eq!(none.0, none.1, "where nobody is delayed it is the same");
 }
 
 #[test]
 fn accepted_drafts_shorten_decoding_and_a_slow_rank_lengthens_it() {
-    let plain = estimate(&idle(), &demand(1000.0, 0.0)).decode_ms;
+    let plain = estimate(&idle(), &nobody(), &demand(1000.0, 0.0)).decode_ms;
     let drafting = WorkerLoad { accepted: 2.0, ..idle() };
-    assert!((estimate(&drafting, &demand(1000.0, 0.0)).decode_ms - plain / 2.0).abs() < 1e-9);
+    assert!(
+        (estimate(&drafting, &nobody(), &demand(1000.0, 0.0)).decode_ms - plain / 2.0).abs() < 1e-9
+    );
     let grouped = WorkerLoad { group_ms: 100.0, group_rows: 8.0, ..idle() };
-    let grouped = estimate(&grouped, &demand(1000.0, 0.0));
+    let grouped = estimate(&grouped, &nobody(), &demand(1000.0, 0.0));
     assert!((grouped.decode_ms - 99.0 * 100.0).abs() < 1e-9);
     assert!(grouped.interference_ms > 0.0, "the other ranks wait for this prefill, too");
 }
@@ -108,10 +126,11 @@ fn accepted_drafts_shorten_decoding_and_a_slow_rank_lengthens_it() {
 #[test]
 fn the_saturation_penalty_is_convex_and_out_of_the_way_of_a_pool_with_room() {
     let saturation = |used: f64| {
-        estimate(&WorkerLoad { blocks_used: used, ..idle() }, &demand(160.0, 0.0)).saturation_ms
+        estimate(&WorkerLoad { blocks_used: used, ..idle() }, &nobody(), &demand(160.0, 0.0))
+            .saturation_ms
     };
     let service = {
-        let estimate = estimate(&idle(), &demand(160.0, 0.0));
+        let estimate = estimate(&idle(), &nobody(), &demand(160.0, 0.0));
         estimate.prefill_ms + estimate.decode_ms
     };
     assert!(saturation(4_900.0) < 0.01 * service);
@@ -127,7 +146,7 @@ fn the_saturation_penalty_is_convex_and_out_of_the_way_of_a_pool_with_room() {
 fn a_worker_without_a_slot_makes_a_request_wait_for_one() {
     let full = WorkerLoad { occupied: 64.0, rows: 64.0, ..idle() };
     let nearly = WorkerLoad { occupied: 63.0, rows: 63.0, ..idle() };
-    let wait = |worker_load| estimate(&worker_load, &demand(100.0, 0.0)).queue_ms;
+    let wait = |worker_load| estimate(&worker_load, &nobody(), &demand(100.0, 0.0)).queue_ms;
     assert!(wait(full) > wait(nearly) + 10.0);
 }
 
@@ -141,14 +160,14 @@ fn a_step_is_as_long_as_its_rows_make_it_or_as_the_slowest_rank_of_the_group() {
         // the step that runs, and then its own two
         let short = demand(6129.0, 0.0);
         let elapsed = WorkerLoad { elapsed_ms: 2.0, ..busy };
-        close(estimate(&elapsed, &short).queue_ms, step_ms - 2.0);
-        close(estimate(&busy, &short).prefill_ms, added_up(6129));
+        close(estimate(&elapsed, &nobody(), &short).queue_ms, step_ms - 2.0);
+        close(estimate(&busy, &nobody(), &short).prefill_ms, added_up(6129));
 
         // behind three steps of others
         let backlog_tokens = 3.0 * 4086.0;
         let backlog_context = f64::from((0..3 * 4086_u32).sum::<u32>());
         let behind = WorkerLoad { backlog_tokens, backlog_context, backlog_runs: true, ..busy };
-        close(estimate(&behind, &short).queue_ms, added_up(3 * 4086));
+        close(estimate(&behind, &nobody(), &short).queue_ms, added_up(3 * 4086));
     }
 }
 
@@ -158,7 +177,13 @@ fn close(got: f64, expected: f64) {
 
 /// The decode leg of a split request whose blocks are of 1 MiB.
 fn decode_leg(worker_load: &WorkerLoad, demand: &Demand) -> DecodeLeg {
-    DecodeLeg::new(worker_load, demand, f64::from(1 << 20), &alone(worker_load, demand))
+    DecodeLeg::new(
+        worker_load,
+        &nobody(),
+        demand,
+        f64::from(1 << 20),
+        &alone(worker_load, &nobody(), demand),
+    )
 }
 
 #[test]
@@ -175,9 +200,9 @@ fn interference_is_what_a_request_adds_to_the_steps_of_all_who_are_there_and_of_
     let ask = demand(1_600.0, 600.0);
     // Its prompt takes 1,000 * 0.05 + 1,099,500 * 2e-6 = 52.199 ms, its row 0.128 ms in each of 50 steps, 6.4 in all. Of what the
     // fifteen rows wait a tenth counts; three ms are waited later for each of the prompt.
-    close(estimate(&busy, &ask).interference_ms, 244.4955); // 1.5 * 58.599 + 156.597
-    close(alone(&busy, &ask).interference_ms, 949.182); // 15 * 52.199 + 1.5 * 6.4 + 156.597
-    let (prefill, leg) = (prefill_leg(&busy, &ask), decode_leg(&busy, &ask));
+    close(estimate(&busy, &nobody(), &ask).interference_ms, 244.4955); // 1.5 * 58.599 + 156.597
+    close(alone(&busy, &nobody(), &ask).interference_ms, 949.182); // 15 * 52.199 + 1.5 * 6.4 + 156.597
+    let (prefill, leg) = (prefill_leg(&busy, &nobody(), &ask), decode_leg(&busy, &ask));
     close(prefill.interference_ms, 182.6965); // the other ranks: 0.5 * 52.199 + 156.597
     close(leg.interference_ms, 9.6);
     close(leg.with(&prefill, 7.0).interference_ms, 192.2965);
@@ -190,8 +215,8 @@ fn the_barrier_counts_all_blocks_that_a_request_will_fill_and_the_time_that_it_k
     let ask = demand(1_600.0, 600.0);
     // x^8 / (1 - x) of a pool that is 0.906875 full with prompt and answer, 0.90625 with the prompt alone. A prompt of 64.199 ms
     // and an answer of 1,200.672 ms keep it.
-    close(estimate(&filling, &ask).saturation_ms, 6_213.830_293_360_7);
-    let (prefill, leg) = (prefill_leg(&filling, &ask), decode_leg(&filling, &ask));
+    close(estimate(&filling, &nobody(), &ask).saturation_ms, 6_213.830_293_360_7);
+    let (prefill, leg) = (prefill_leg(&filling, &nobody(), &ask), decode_leg(&filling, &ask));
     close(prefill.saturation_ms, 311.559_604_264_4);
     close(leg.saturation_ms, 5_898.445_016_124_1);
     close(leg.with(&prefill, 7.0).saturation_ms, 6_210.004_620_388_5);
@@ -206,8 +231,8 @@ fn a_prompt_without_room_waits_until_the_blocks_that_it_lacks_are_given_back() {
         [(9_990.0, 10_000.0, 5.463_063_063, 0.851_877_477), (10.0, 20.0, 606.4, 94.5584)]
     {
         let full = WorkerLoad { blocks_used: used, blocks, ..idle() };
-        close(estimate(&full, &ask).queue_ms, answer_ms);
-        close(prefill_leg(&full, &ask).queue_ms, prompt_ms);
+        close(estimate(&full, &nobody(), &ask).queue_ms, answer_ms);
+        close(prefill_leg(&full, &nobody(), &ask).queue_ms, prompt_ms);
     }
 }
 
@@ -216,12 +241,12 @@ fn an_answer_waits_for_a_slot_or_for_room_whichever_comes_later() {
     let ask = demand(1_600.0, 0.0);
     let full = WorkerLoad { occupied: 73.0, rows: 64.0, kv_tokens: 1e5, ..idle() };
     // The step that runs: 20.12 ms. Ten of 64 slots' answers of 100 tokens, 20.168 ms each: 315.125 ms.
-    close(estimate(&full, &ask).queue_ms, 335.245);
-    close(estimate(&full, &ask).decode_ms, 1_996.632); // 99 of them
+    close(estimate(&full, &nobody(), &ask).queue_ms, 335.245);
+    close(estimate(&full, &nobody(), &ask).decode_ms, 1_996.632); // 99 of them
     // half of the blocks in use: half of half an answer, 504.2 ms; a tenth of them: 100.84 ms
     for (used, queue_ms) in [(200.0, 524.32), (1_000.0, 335.245)] {
         let full = WorkerLoad { blocks_used: used, blocks: used, ..full };
-        close(estimate(&full, &ask).queue_ms, queue_ms);
+        close(estimate(&full, &nobody(), &ask).queue_ms, queue_ms);
     }
 }
 
@@ -236,7 +261,7 @@ fn an_answer_decodes_beside_all_whose_prompts_are_still_to_be_computed_or_to_com
         ..idle()
     };
     // eleven rows that read 104,500 tokens: 12 + 0.88 + 3.135 ms, 99 times
-    close(estimate(&busy, &demand(1_000.0, 0.0)).decode_ms, 1_585.485);
+    close(estimate(&busy, &nobody(), &demand(1_000.0, 0.0)).decode_ms, 1_585.485);
 }
 
 #[test]
@@ -251,7 +276,7 @@ fn a_backlog_that_does_not_run_yet_comes_after_what_is_left_of_the_step() {
     };
     // a step with one row takes 12.08 ms
     let ahead_ms = steps_ms(0..4_095, 4_095, (1, 0, 0.0));
-    close(estimate(&busy, &demand(100.0, 0.0)).queue_ms, 7.08 + ahead_ms);
+    close(estimate(&busy, &nobody(), &demand(100.0, 0.0)).queue_ms, 7.08 + ahead_ms);
     close(7.08 + ahead_ms, 240.674_93);
 }
 

@@ -16,6 +16,23 @@ words! {
     }
 }
 
+words! {
+    /// How a worker shares a step's tokens among the prompts that it has.
+    QueueRule {
+        /// In order: each takes what it lacks, as far as there are tokens left.
+        Fifo = "fifo",
+        /// In order, but one that does not fit takes at most half of what is left while others wait behind it.
+        Halves = "halves",
+    }
+}
+
+impl Default for QueueRule {
+    /// That of the engine of this repository.
+    fn default() -> Self {
+        Self::Halves
+    }
+}
+
 /// What must agree between two sides before they may share KV or hashes. Each is a short printable digest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprints {

@@ -12,8 +12,8 @@ use crate::core::decision::{Decision, decide};
 use crate::core::estimate::Estimate;
 use crate::core::frame::{RequestId, Role};
 
-/// Weight of each answer that ends in the mean of their lengths. A guess: some fifty answers count.
-const OUTPUT_WEIGHT: f64 = 0.02;
+/// Weight of each prompt that is computed in the share of prompts that has to be. A guess: some fifty prompts count.
+const PROMPT_WEIGHT: f64 = 0.02;
 
 /// A half of a placement, or all of it.
 struct Half<'a> {
@@ -100,6 +100,11 @@ impl<W> Scheduler<W> {
             LegPart::Whole | LegPart::Prefill => half.on.cached_tokens,
             LegPart::Decode => half.on.decode_cached_tokens(),
         };
+        if half.part != LegPart::Decode {
+            let booked = usize::try_from(leg.cached_tokens / self.block_tokens).unwrap_or(0);
+            let booked = wanted.keys.get(..booked).unwrap_or_default();
+            leg.awaits = worker.computes(booked, leg.held_blocks, self.block_tokens);
+        }
         leg.reports = worker.reports;
         leg.expected_block_seconds =
             half.tokens / f64::from(self.block_tokens) * half.ms.max(0.0) / 1e3;
@@ -138,11 +143,11 @@ impl<W> Scheduler<W> {
         if std::mem::take(&mut leg.booked) {
             self.holdings.unbook(&worker.places, leg.part, &leg.keys);
         }
-        worker.begun(request, leg.part);
+        worker.begun(request, leg);
         if leg.part != LegPart::Decode {
             worker.claims.gave(leg.prompt_tokens.saturating_sub(cached_tokens).into());
             let uncached = 1.0 - f64::from(cached_tokens) / f64::from(leg.prompt_tokens.max(1));
-            self.uncached_share += OUTPUT_WEIGHT * (uncached.clamp(0.0, 1.0) - self.uncached_share);
+            self.uncached_share += PROMPT_WEIGHT * (uncached.clamp(0.0, 1.0) - self.uncached_share);
         }
         let held_tokens = leg.held_blocks * self.block_tokens;
         let withdrawn = worker.credit.audit(held_tokens, cached_tokens, self.block_tokens);
@@ -187,6 +192,7 @@ impl<W> Scheduler<W> {
         }
         leg.part = LegPart::Whole;
         leg.reports = worker.reports;
+        leg.awaits = None;
         leg.cached_tokens = leg.held_blocks * self.block_tokens; // what was to come for others may not come either
         worker.alone(request, leg, now_ms);
     }
@@ -209,7 +215,7 @@ impl<W> Scheduler<W> {
             }
         }
         if output.complete {
-            self.output_tokens += OUTPUT_WEIGHT * (f64::from(output.tokens) - self.output_tokens);
+            self.lengths.ended(leg.tenant, output.tokens);
         }
         Some(leg.ended(output.tokens, self.block_tokens, now_ms))
     }

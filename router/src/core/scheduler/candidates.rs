@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::holdings::Found;
 use super::worker::Worker;
+use super::worker::answers::Wanted;
 use super::{PlacementRequest, Scheduler};
 use crate::core::candidate::{Ask, Candidate, Exclusion, digest};
-use crate::core::estimate::{Demand, WorkerLoad, estimate, prefill_leg};
+use crate::core::estimate::{Demand, PromptQueue, WorkerLoad, estimate, prefill_leg};
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
 
@@ -18,7 +19,7 @@ impl<W> Scheduler<W> {
         Ask {
             prompt_tokens: wanted.prompt_tokens,
             max_tokens: wanted.max_tokens,
-            output_tokens: self.output_tokens.min(wanted.max_tokens.into()),
+            output_tokens: self.lengths.of(wanted.tenant).min(wanted.max_tokens.into()),
             block_tokens: self.block_tokens,
             block_bytes: self.block_bytes(),
             session: wanted.session.as_deref().map(digest),
@@ -43,6 +44,7 @@ impl<W> Scheduler<W> {
         if splits {
             self.workers.iter_mut().for_each(|worker| worker.inbound.refresh(now_ms));
         }
+        self.workers.iter_mut().for_each(Worker::plan);
         let loads = self.workers.iter().map(|worker| worker.worker_load(self.block_tokens, now_ms));
         let mut loads: Vec<WorkerLoad> = loads.collect();
         self.meet_ranks(&mut loads, now_ms);
@@ -55,7 +57,21 @@ impl<W> Scheduler<W> {
                 Found::default()
             };
             worker_load.pressure = pressure[usize::from(worker.decodes())];
+            worker_load.reuse = (1.0 - self.uncached_share).max(0.0);
             let tokens = |blocks: u32| blocks * self.block_tokens;
+            let awaits = worker.computes(
+                &wanted.keys[..found.booked as usize],
+                found.held,
+                self.block_tokens,
+            );
+            let mut queue = worker.queue(awaits);
+            if worker.decodes() {
+                let keys = &wanted.keys[..usable as usize];
+                let needs = Wanted { prompt_tokens: wanted.prompt_tokens, keys };
+                let used = worker_load.blocks_used;
+                queue.room_ms =
+                    worker.room_ms(&needs, used, &self.lengths, self.block_tokens, now_ms);
+            }
             let pulls = splits && worker.decodes() && worker.kv_block_bytes > 0;
             candidates.push(Candidate {
                 id: worker.id,
@@ -71,6 +87,7 @@ impl<W> Scheduler<W> {
                 coming_tokens: tokens(found.pulled),
                 lower_tier_tokens: tokens(found.lower),
                 worker_load,
+                queue,
                 sources: pulls.then(|| Arc::clone(worker.inbound.costs())),
             });
         }
@@ -131,12 +148,14 @@ impl<W> Scheduler<W> {
         let demand = Demand {
             prompt_tokens: 1.0,
             cached_tokens: 0.0,
-            output_tokens: self.output_tokens,
+            output_tokens: self.lengths.usual(),
             block_tokens: self.block_tokens.into(),
         };
+        // all that is ahead, whatever a short prompt may overtake of it
+        let ahead = PromptQueue::default();
         let queue_ms = || match role {
-            Role::Prefill => prefill_leg(worker_load, &demand).queue_ms,
-            Role::Decode | Role::Both => estimate(worker_load, &demand).queue_ms,
+            Role::Prefill => prefill_leg(worker_load, &ahead, &demand).queue_ms,
+            Role::Decode | Role::Both => estimate(worker_load, &ahead, &demand).queue_ms,
         };
         worker_load.backlog_tokens > 0.0 && queue_ms() > longest_ms
     }

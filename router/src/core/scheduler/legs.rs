@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{PlacementRequest, Withdrawal};
 use crate::core::candidate::WorkerId;
+use crate::core::frame::RequestId;
 
 /// Booked blocks count as there for this long, or for so many times the predicted time to the first token, whichever is
 /// longer. A guess: twice would do if predictions were always right.
@@ -19,6 +20,14 @@ pub(super) enum LegPart {
     Prefill,
     /// The rest; the KV of the prompt comes from elsewhere.
     Decode,
+}
+
+/// A prompt on the same worker that computes blocks which another one counts on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AwaitedLeg {
+    pub(super) request: RequestId,
+    /// Tokens that it may still have to compute then.
+    pub(super) left: u32,
 }
 
 /// What one worker is booked for.
@@ -37,6 +46,8 @@ pub(super) struct BookedLeg {
     pub(super) held_blocks: u32,
     /// Leading tokens that its placement counted on.
     pub(super) cached_tokens: u32,
+    /// Who computes what it counts on and what is not there yet.
+    pub(super) awaits: Option<AwaitedLeg>,
     /// Its blocks count as there.
     pub(super) booked: bool,
     pub(super) placed_ms: f64,
@@ -72,6 +83,7 @@ impl BookedLeg {
             keys: Arc::clone(&wanted.keys),
             held_blocks: 0,
             cached_tokens: 0,
+            awaits: None,
             booked: false,
             placed_ms: now_ms,
             lease_ms: now_ms + LEASE_MS.max(LEASE_TTFTS * predicted_ttft_ms),

@@ -5,6 +5,7 @@ mod claims;
 mod credit;
 mod groups;
 mod learning;
+mod queue;
 mod random;
 mod split;
 
@@ -14,7 +15,7 @@ use super::*;
 use crate::core::candidate::{Candidate, Exclusion, GroupRank};
 use crate::core::cost::StepFeatures;
 use crate::core::decision::NoPlace;
-use crate::core::frame::Load;
+use crate::core::frame::{Load, QueueRule};
 
 const BLOCK: u32 = 16;
 const COST: StepCost =
@@ -63,6 +64,7 @@ fn joining(id: u32) -> Joining {
         index_room: capacity().tiers(),
         capacity: capacity(),
         group: None,
+        queue_rule: QueueRule::default(),
         step_prior: Some(COST),
     }
 }

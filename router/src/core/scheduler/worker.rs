@@ -1,8 +1,13 @@
 //! One worker as the scheduler knows it: its reports, what is booked on it, and how it therefore stands at a moment.
 
+pub(super) mod answers;
+mod prompts;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use self::answers::RunningAnswer;
+use self::prompts::{Arriving, Prefill};
 use super::Joining;
 use super::claims::Claims;
 use super::credit::Credit;
@@ -12,7 +17,7 @@ use super::measured::Measured;
 use crate::core::candidate::{GroupRank, WorkerId, WorkerName};
 use crate::core::cost::{StepFeatures, StepFit, context};
 use crate::core::estimate::WorkerLoad;
-use crate::core::frame::{Capacity, Load, RequestId, Role, Step};
+use crate::core::frame::{Capacity, Load, QueueRule, RequestId, Role, Step};
 use crate::core::transfer::Inbound;
 
 /// Weight of a step in the mean number of tokens that a row gets from one. A guess: some twenty steps count.
@@ -34,6 +39,8 @@ pub(super) struct Worker<W> {
     pub(super) inbound: Inbound,
     pub(super) open: bool,
     pub(super) capacity: Capacity,
+    /// How it shares its steps among prompts.
+    rule: QueueRule,
     pub(super) group: Option<GroupRank>,
     pub(super) places: WorkerHolders,
     pub(super) credit: Credit,
@@ -55,6 +62,8 @@ pub(super) struct Worker<W> {
     unreported: u32,
     /// Legs whose prompts it is to compute, without a first token, in the order in which it computes them.
     prefills: VecDeque<Prefill>,
+    /// Answers that are generated.
+    pub(super) answers: Vec<RunningAnswer>,
     /// Legs whose KV is on its way to it.
     arrivals: Vec<Arriving>,
     pub(super) arriving_tokens: u64,
@@ -81,25 +90,9 @@ pub(super) struct Worker<W> {
     pub(super) step_began_ms: f64,
     /// It began with prompts to compute.
     backlog_runs: bool,
-}
-
-/// A prompt on its way through a worker.
-#[derive(Debug)]
-struct Prefill {
-    request: RequestId,
-    prompt_tokens: u32,
-    /// Tokens still to be computed.
-    left: u32,
-    yields: bool,
-}
-
-/// A prompt on its way to a worker.
-#[derive(Debug)]
-struct Arriving {
-    request: RequestId,
-    prompt_tokens: u32,
-    /// Tokens, of the answer too, that will need blocks.
-    new_tokens: f64,
+    /// What it computes of each prompt is thought out. That is done once all is known of the step before, and before anything
+    /// else is booked.
+    planned: bool,
 }
 
 impl<W> Worker<W> {
@@ -113,6 +106,7 @@ impl<W> Worker<W> {
             inbound: Inbound::default(),
             open: false,
             capacity: joining.capacity,
+            rule: joining.queue_rule,
             group: joining.group,
             places,
             credit: Credit::default(),
@@ -128,6 +122,7 @@ impl<W> Worker<W> {
             reports: 0,
             unreported: 0,
             prefills: VecDeque::new(),
+            answers: Vec::new(),
             arrivals: Vec::new(),
             arriving_tokens: 0,
             arriving_new: 0.0,
@@ -142,6 +137,7 @@ impl<W> Worker<W> {
             busy_since_step: false,
             step_began_ms: 0.0,
             backlog_runs: false,
+            planned: true,
         }
     }
 
@@ -177,6 +173,7 @@ impl<W> Worker<W> {
             return 0.0; // a heartbeat
         }
         self.step = step.step;
+        self.plan();
         let believed = self.claims.doubt().is_none();
         if believed {
             let worked = step.prefill_tokens > 0 || step.decode_rows > 0;
@@ -196,6 +193,8 @@ impl<W> Worker<W> {
             let came = f64::from(given.tokens) / f64::from(given.rows);
             self.accepted += ACCEPTED_WEIGHT * (gained.min(came).max(1.0) - self.accepted);
         }
+        self.prefills.iter_mut().for_each(|prefill| prefill.running = 0);
+        self.planned = false;
         self.step_began_ms = now_ms;
         self.busy_since_ms = (self.booked_at_work() > 0).then_some(now_ms);
         self.busy_since_step = true;
@@ -230,19 +229,6 @@ impl<W> Worker<W> {
         }
     }
 
-    /// The worker takes prompts one after the other, so these tokens are of the first ones.
-    fn computed(&mut self, mut tokens: u32) {
-        for prefill in &mut self.prefills {
-            let done = tokens.min(prefill.left);
-            prefill.left -= done;
-            tokens -= done;
-            if tokens == 0 {
-                break;
-            }
-        }
-        self.count_backlog();
-    }
-
     pub(super) fn book(
         &mut self,
         request: RequestId,
@@ -265,16 +251,27 @@ impl<W> Worker<W> {
     }
 
     fn compute(&mut self, request: RequestId, leg: &BookedLeg, now_ms: f64) {
-        if self.occupied() == 0 {
+        let rests = self.occupied() == 0;
+        if rests {
             self.step_began_ms = now_ms;
             self.backlog_runs = true;
         }
+        self.plan();
         if self.busy_since_ms.is_none() {
             (self.busy_since_ms, self.busy_since_step) = (Some(now_ms), false);
         }
         let prompt_tokens = leg.prompt_tokens;
         let left = prompt_tokens.saturating_sub(leg.cached_tokens);
-        self.prefills.push_back(Prefill { request, prompt_tokens, left, yields: leg.yields });
+        let running = if rests { left.min(self.capacity.batched_tokens) } else { 0 };
+        self.prefills.push_back(Prefill {
+            request,
+            prompt_tokens,
+            left,
+            running,
+            keys: Arc::clone(&leg.keys),
+            awaits: leg.awaits,
+            yields: leg.yields,
+        });
         self.unreported += 1;
         self.count_backlog();
     }
@@ -286,7 +283,8 @@ impl<W> Worker<W> {
     }
 
     /// The leg got its first token.
-    pub(super) fn begun(&mut self, request: RequestId, part: LegPart) {
+    pub(super) fn begun(&mut self, request: RequestId, leg: &BookedLeg) {
+        let part = leg.part;
         let mut prefills = self.prefills.iter();
         if self.claims.doubt().is_some()
             && let Some(prefill) = prefills.find(|prefill| prefill.request == request)
@@ -295,6 +293,16 @@ impl<W> Worker<W> {
         }
         self.settled(request);
         self.pinned += u32::from(part == LegPart::Prefill);
+        if part != LegPart::Prefill {
+            let max_tokens = leg.tokens.saturating_sub(leg.prompt_tokens.into()) as f64;
+            self.answers.push(RunningAnswer {
+                request,
+                prompt_tokens: leg.prompt_tokens,
+                keys: Arc::clone(&leg.keys),
+                max_tokens,
+                since_ms: leg.begun_ms,
+            });
+        }
         self.note_rest();
     }
 
@@ -310,44 +318,13 @@ impl<W> Worker<W> {
         self.booked_tokens = self.booked_tokens.saturating_sub(leg.tokens);
         let pinned = leg.begun && leg.part == LegPart::Prefill;
         self.pinned = self.pinned.saturating_sub(u32::from(pinned));
+        if leg.begun
+            && let Some(i) = self.answers.iter().position(|answer| answer.request == request)
+        {
+            self.answers.swap_remove(i);
+        }
         self.settled(request);
         self.note_rest();
-    }
-
-    /// The prompt of this leg is computed or has come, or neither will happen.
-    fn settled(&mut self, request: RequestId) {
-        if let Some(i) = self.prefills.iter().position(|prefill| prefill.request == request) {
-            self.prefills.remove(i);
-            self.count_backlog();
-        }
-        if let Some(i) = self.arrivals.iter().position(|arriving| arriving.request == request) {
-            self.arrivals.swap_remove(i);
-            self.count_arrivals();
-        }
-    }
-
-    /// Legs without a first token.
-    pub(super) fn unbegun(&self) -> impl Iterator<Item = RequestId> {
-        let prefills = self.prefills.iter().map(|prefill| prefill.request);
-        prefills.chain(self.arrivals.iter().map(|arriving| arriving.request))
-    }
-
-    fn count_arrivals(&mut self) {
-        let prompts = self.arrivals.iter().map(|arriving| u64::from(arriving.prompt_tokens));
-        self.arriving_tokens = prompts.sum();
-        self.arriving_new = self.arrivals.iter().map(|arriving| arriving.new_tokens).sum();
-    }
-
-    fn count_backlog(&mut self) {
-        let (mut tokens, mut positions) = (0, 0.0);
-        for prefill in &self.prefills {
-            tokens += u64::from(prefill.left);
-            positions +=
-                context((prefill.prompt_tokens - prefill.left).into(), prefill.left.into());
-        }
-        (self.backlog_tokens, self.backlog_context) = (tokens, positions);
-        let yielding = self.prefills.iter().filter(|prefill| prefill.yields);
-        self.yielding_tokens = yielding.map(|prefill| u64::from(prefill.left)).sum();
     }
 
     /// Requests that it has, as far as is known: its own report (which counts the work of other routers too) and what
@@ -402,13 +379,12 @@ impl<W> Worker<W> {
         let occupied = self.occupied();
         let elapsed_ms = if occupied > 0 { (now_ms - self.step_began_ms).max(0.0) } else { 0.0 };
         let to_come = (self.backlog_tokens as f64 + self.arriving_new) / f64::from(block_tokens);
-        let no_rows = (self.prefills.len() + self.arrivals.len()) as f64;
         WorkerLoad {
             cost: self.fit.cost(),
             step_tokens: self.capacity.batched_tokens.into(),
             slots: self.capacity.sequences.into(),
             occupied: occupied.into(),
-            rows: if self.decodes() { (f64::from(occupied) - no_rows).max(0.0) } else { 0.0 },
+            rows: self.rows(),
             kv_tokens: self.kv_tokens(),
             backlog_tokens,
             backlog_context,
@@ -417,6 +393,8 @@ impl<W> Worker<W> {
             backlog_runs: self.backlog_runs,
             blocks_used: f64::from(self.load.blocks_used) + to_come,
             blocks: self.capacity.blocks.into(),
+            blocks_cached: self.load.blocks_cached.into(),
+            reuse: 0.0,
             accepted: self.accepted,
             group_ms: 0.0,
             group_rows: 0.0,
@@ -424,6 +402,12 @@ impl<W> Worker<W> {
             group_prompt_steps: 0.0,
             pressure: 0.0,
         }
+    }
+
+    /// Those that generate.
+    fn rows(&self) -> f64 {
+        let no_rows = (self.prefills.len() + self.arrivals.len()) as f64;
+        if self.decodes() { (f64::from(self.occupied()) - no_rows).max(0.0) } else { 0.0 }
     }
 
     /// The same for a request that others make way for: their prompts wait behind its own, and half of the batch rows at least
@@ -445,14 +429,22 @@ impl<W> Worker<W> {
     /// Prompt tokens ahead: of this router's legs as it keeps count of them, and of other routers' as the worker says.
     fn backlog(&self) -> (f64, f64) {
         let own = self.backlog_tokens as f64;
-        let reported = self.reported();
-        let foreign = reported.saturating_sub(self.booked_at_work());
+        let (theirs, foreign) = self.foreign();
         if foreign == 0 {
             return (own, self.backlog_context);
         }
-        let share = f64::from(foreign) / f64::from(reported);
-        let theirs = self.waiting_tokens as f64 * share;
         (own + theirs, self.backlog_context + context(0.0, theirs) / f64::from(foreign))
+    }
+
+    /// Prompt tokens of other routers' requests, and how many requests these are.
+    fn foreign(&self) -> (f64, u32) {
+        let reported = self.reported();
+        let foreign = reported.saturating_sub(self.booked_at_work());
+        if foreign == 0 {
+            return (0.0, 0);
+        }
+        let share = f64::from(foreign) / f64::from(reported);
+        (self.waiting_tokens as f64 * share, foreign)
     }
 
     /// It is a rank of this group.

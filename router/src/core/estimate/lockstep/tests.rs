@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::super::{Demand, Estimate, INTERFERENCE_SHARE, estimate};
+use super::super::{Demand, Estimate, INTERFERENCE_SHARE, PromptQueue, estimate};
 use super::*;
 use crate::core::cost::context;
 
@@ -122,7 +122,7 @@ fn estimates(ranks: &[Rank], tokens: u32) -> Vec<Estimate> {
             group_prompt_steps,
             ..loads[i]
         };
-        estimate(&worker_load, &demand)
+        estimate(&worker_load, &PromptQueue::default(), &demand)
     };
     (0..ranks.len()).map(of).collect()
 }

@@ -1,0 +1,88 @@
+"""How far the router's predictions of time to first token are off: the simulator over traces and loads, with what the
+router learns of the workers alone (`--step-prior` of `headrace sim` gives it their exact costs).
+
+    .venv/bin/python -m bench.routing.predictions --out bench/results/routing_predictions.json
+
+A prediction says when the first token comes if nobody else is placed on that worker before; what later arrivals add
+cannot be known then. So the errors of the requests after which nobody was are given apart.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bench.helpers.report import ROOT, commit, machine, rounded
+from bench.routing.run import Bench, Report
+
+CASES = {
+    "mooncake_conversation_0-40min.jsonl.gz": [0.3, 0.6, 0.85, 0.95],
+    "mooncake_synthetic_first65pct.jsonl.gz": [0.6, 0.9],
+    "agentic_coding_13conv.blocks16.jsonl.gz": [0.6, 0.9, 1.5],
+    "tau_airline_tasks0-32.blocks16.jsonl.gz": [1.5, 4.0],
+}
+KEPT = (
+    "trace", "ttft_ms", "tpot_ms", "e2e_ms", "token_hit_rate", "ttft_prediction_error",
+    "ttft_prediction_error_undisturbed",
+)  # fmt: skip
+
+
+def middle(bench: Bench, file: Path, util: float, flags: list[str], seeds: int) -> Report:
+    """The middle one of some simulations, by its mean time to the first token, and all means."""
+    runs = [
+        bench.sim(file, "kv", "--util", str(util), "--seed", str(seed), *flags)
+        for seed in range(seeds)
+    ]
+    runs.sort(key=lambda run: run["ttft_ms"]["mean"])
+    report: Report = {key: runs[seeds // 2][key] for key in KEPT}
+    means = [run["ttft_ms"]["mean"] for run in runs]
+    return report | {"util": util, "flags": flags, "ttft_mean_ms_by_seed": means}
+
+
+def main() -> int:
+    """Simulate all; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=2000, help="KV blocks of each worker")
+    parser.add_argument("--block-tokens", type=int)
+    parser.add_argument("--preset", default="h200")
+    parser.add_argument("--seeds", type=int, default=9)
+    parser.add_argument("--flags", default="", help="more flags of headrace sim")
+    parser.add_argument("--bin", type=Path, default=ROOT / "target/release")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench/results/routing_predictions.json")
+    args = parser.parse_args()
+    bench = Bench(args)
+    origin = {
+        "machine": machine(),
+        "commit": commit(),
+        "command": shlex.join(["python", "-m", "bench.routing.predictions", *sys.argv[1:]]),
+    }
+    setting = {"workers": args.workers, "blocks": args.blocks, "preset": args.preset}
+    flags = shlex.split(args.flags)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pending = [
+            pool.submit(middle, bench, ROOT / "bench/traces" / name, util, flags, args.seeds)
+            for name, utils in CASES.items()
+            for util in utils
+        ]
+        reports: list[Report] = [future.result() | setting | origin for future in pending]
+    for report in reports:
+        ttft, off = report["ttft_ms"], report["ttft_prediction_error"]
+        alone = report["ttft_prediction_error_undisturbed"]
+        print(
+            f"{report['trace'][:30]:30} {report['util']:>5g}  mean {ttft['mean']:>7.0f} ms"
+            f"  off by p50 {off['p50']:>6.1%}"
+            f"  mean {off['mean']:>6.1%}  p90 {off['p90']:>6.1%}  undisturbed ({alone['count'] / off['count']:.0%})"
+            f"  p50 {alone['p50']:>6.1%}  mean {alone['mean']:>6.1%}  p90 {alone['p90']:>6.1%}"
+        )
+    text = ",\n".join(json.dumps(rounded(report), separators=(",", ":")) for report in reports)
+    args.out.write_text(f"[\n{text}\n]\n")
+    print(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+//! What the scheduler thinks that each worker has ahead: its own prompts step by step, and those of other routers.
+
+use super::*;
+use crate::core::estimate::QueuedPrompt;
+
+/// What is left of each prompt after the step that runs, with what that computes.
+fn queue(scheduler: &mut Scheduler) -> Vec<(u32, u32)> {
+    let request = want(99, &keys(99, 1, 0));
+    let candidates = scheduler.candidates(&request, 0.0);
+    candidates[0].queue.prompts.iter().map(|prompt| (prompt.running, prompt.left)).collect()
+}
+
+fn step(scheduler: &mut Scheduler, number: u64, prefill_tokens: u32, running: u32) {
+    let load = Load { running, ..Load::default() };
+    let step = report(number, prefill_tokens, load);
+    assert_eq!(scheduler.step(WorkerId(0), &step, Given::default(), 100.0 * number as f64), None);
+}
+
+#[test]
+fn a_step_is_shared_out_as_the_engine_does_it() {
+    let mut scheduler = scheduler(1);
+    // 4,803, 1,603 and 163 tokens; a step takes 2,048
+    for (n, blocks) in [(1, 300), (2, 100), (3, 10)] {
+        scheduler.place(&want(n, &keys(n, blocks, 0)), 0.0).unwrap();
+    }
+    // nothing ran before the first one, which has its step for itself
+    assert_eq!(queue(&mut scheduler), [(2048, 2755), (0, 1603), (0, 163)]);
+    step(&mut scheduler, 1, 2048, 3);
+    // half of a step, half of the rest, and what is left of that; nobody else wanted the last tokens
+    assert_eq!(queue(&mut scheduler), [(1373, 1382), (512, 1091), (163, 0)]);
+    step(&mut scheduler, 2, 2048, 3);
+    scheduler.begun(RequestId(3), 0, 200.0).unwrap();
+    // whoever came meanwhile is not in the step that runs
+    scheduler.place(&want(4, &keys(4, 1, 0)), 210.0).unwrap();
+    assert_eq!(queue(&mut scheduler), [(1382, 0), (665, 426), (0, 19)]);
+    // a step that did less than was thought: in their order
+    step(&mut scheduler, 3, 1100, 4);
+    let lefts: Vec<u32> =
+        queue(&mut scheduler).iter().map(|(running, left)| running + left).collect();
+    assert_eq!(lefts, [282, 1091, 19]);
+}
+
+#[test]
+fn a_prompt_waits_for_the_one_that_computes_what_it_counts_on() {
+    let mut scheduler = scheduler(1);
+    scheduler.place(&want(1, &keys(1, 300, 200)), 0.0).unwrap();
+    scheduler.place(&want(2, &keys(2, 250, 200)), 0.0).unwrap();
+    let request = want(3, &keys(3, 220, 200));
+    let candidate = &scheduler.candidates(&request, 0.0)[0];
+    assert_eq!((candidate.held_tokens, candidate.cached_tokens), (0, 3200));
+    let awaited = candidate.queue.prompts[1].awaits.unwrap();
+    // of the 4,803 tokens of the first one 3,200 are what they share
+    assert_eq!((awaited.place, awaited.left), (0, 1603));
+    assert_eq!(candidate.queue.awaits, Some(awaited));
+    step(&mut scheduler, 1, 2048, 2);
+    assert_eq!(queue(&mut scheduler), [(2048, 707), (0, 803)], "not yet");
+    scheduler.end(RequestId(1), LegOutput::default(), 150.0).unwrap();
+    let candidate = &scheduler.candidates(&request, 0.0)[0];
+    assert_eq!(candidate.queue.prompts[0].awaits, None, "who is gone is not waited for");
+}
+
+#[test]
+fn a_full_pool_has_room_when_answers_end_the_soonest_first() {
+    let mut scheduler = scheduler(1);
+    let room_ms = |scheduler: &mut Scheduler, blocks: u32, now_ms: f64| {
+        let request = want(99, &keys(99, blocks, 0));
+        scheduler.candidates(&request, now_ms)[0].queue.room_ms
+    };
+    for (n, blocks) in [(1, 400), (2, 500)] {
+        scheduler.place(&want(n, &keys(n, blocks, 0)), 0.0).unwrap();
+    }
+    let load = Load { running: 2, blocks_used: 904, ..Load::default() };
+    let _ = scheduler.step(WorkerId(0), &report(1, 2048, load), Given::default(), 100.0);
+    scheduler.begun(RequestId(1), 0, 100.0).unwrap();
+    scheduler.begun(RequestId(2), 0, 200.0).unwrap();
+    assert_eq!(room_ms(&mut scheduler, 40, 300.0), None, "there is room");
+    // answers end with 50 tokens at the latest, a step of two rows takes 5.2 ms: 260 ms, of which 200 and 100 are over
+    let first = room_ms(&mut scheduler, 300, 300.0).unwrap();
+    assert!((55.0..65.0).contains(&first), "{first}");
+    let both = room_ms(&mut scheduler, 900, 300.0).unwrap();
+    assert!((155.0..165.0).contains(&both), "{both}");
+    scheduler.end(RequestId(1), LegOutput::default(), 310.0).unwrap();
+    assert!(room_ms(&mut scheduler, 300, 300.0).unwrap() > 150.0, "the first one is gone");
+}
+
+#[test]
+fn two_routers_see_each_others_prompts_in_what_the_workers_report() {
+    for told in [false, true] {
+        let mut routers = [scheduler(2), scheduler(2)];
+        let first = routers[0].place(&want(1, &keys(1, 90, 0)), 0.0).unwrap().worker;
+        if told {
+            // no step has ended; the worker tells the other router what it has now
+            let waits = Load { running: 0, waiting: 1, ..Load::default() };
+            let heartbeat = Step { waiting_tokens: 1443, ..report(0, 0, waits) };
+            let _ = routers[1].step(first, &heartbeat, Given::default(), 1.0);
+        }
+        let second = routers[1].place(&want(2, &keys(2, 90, 0)), 2.0).unwrap();
+        assert_eq!(second.worker != first, told);
+        let seen = &second.decision.candidates[first.0 as usize].worker_load;
+        assert_eq!(seen.backlog_tokens, if told { 1443.0 } else { 0.0 });
+    }
+}
+
+#[test]
+fn prompts_of_other_routers_stand_in_the_queue_with_its_own() {
+    let mut scheduler = scheduler(1);
+    scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).unwrap();
+    let load = Load { running: 1, waiting: 3, ..Load::default() };
+    let heartbeat = Step { waiting_tokens: 8_000, ..report(0, 0, load) };
+    let _ = scheduler.step(WorkerId(0), &heartbeat, Given::default(), 1.0);
+    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0)[0];
+    let foreign = QueuedPrompt { running: 0, left: 6_000, from: 0, prompts: 3, awaits: None };
+    assert_eq!(candidate.queue.prompts[1], foreign, "three of the four that it has");
+    assert_eq!(candidate.worker_load.backlog_tokens, 1603.0 + 6_000.0);
+    assert_eq!(candidate.worker_load.rows, 3.0);
+}
