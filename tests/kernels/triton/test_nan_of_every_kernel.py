@@ -134,7 +134,9 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torc
     return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
 
 
-def integers(values: Sequence[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+def integers(
+    values: Sequence[int] | Sequence[Sequence[int]], dtype: torch.dtype = torch.int32
+) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
