@@ -146,6 +146,12 @@ impl WorkerPool {
         self.workers().any(|worker| worker.hello.aliases.iter().any(|alias| alias == name))
     }
 
+    /// The name of its model, and further ones.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let further = self.workers().flat_map(|worker| &worker.hello.aliases);
+        std::iter::once(self.model.as_str()).chain(further.map(String::as_str))
+    }
+
     /// Somebody asks for it: its name is not forgotten while an answer may want to go on.
     pub(super) fn want(&mut self) {
         self.wanted = true;

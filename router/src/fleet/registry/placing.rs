@@ -1,5 +1,6 @@
 //! A request at the registry: what its model is, and a place for it or a wait.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::core::scheduler::{Placement, PlacementRequest, Scheduler};
 use crate::core::secret::HashKey;
 use crate::error::RouteError;
 use crate::fleet::booking::Reservation;
-use crate::fleet::pool::{PooledWorker, places};
+use crate::fleet::pool::{PooledWorker, WorkerPool, places};
 use crate::fleet::queue::{QueueTicket, Waiting};
 use crate::prompt::PromptEngine;
 
@@ -62,7 +63,9 @@ impl Registry {
             },
             None if state.pools.is_empty() => Err(no_worker()),
             None => {
-                let served: Vec<&str> = state.pools.keys().map(String::as_str).collect();
+                let served: BTreeSet<&str> =
+                    state.pools.values().flat_map(WorkerPool::names).collect();
+                let served: Vec<&str> = served.into_iter().collect();
                 let (model, served) = (model.to_owned(), served.join(", "));
                 Err(RouteError::UnknownModel { model, served })
             }

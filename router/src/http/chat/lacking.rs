@@ -18,7 +18,7 @@ pub(super) const LACKING: &[Missing] = &[
     Missing {
         name: "store",
         does_nothing: |value| *value == Value::Bool(false),
-        why: "this server keeps nothing",
+        why: "this server keeps no chats, and does keep what /v1/responses makes",
     },
     Missing {
         name: "functions",

@@ -128,6 +128,11 @@ pub(in crate::http) fn take(
 /// The only tokens that may be chosen; none where all may.
 fn allowed(fields: &mut Fields, model: &ModelFacts) -> Result<Vec<u32>, RouteError> {
     let Some(ids) = fields.array("allowed_token_ids")? else { return Ok(Vec::new()) };
+    if ids.is_empty() {
+        let message =
+            "`allowed_token_ids` is empty, so nothing could be said; leave it out to allow all";
+        return Err(bad("allowed_token_ids", message.to_owned()));
+    }
     if ids.len() > MAX_ALLOWED {
         let message =
             format!("`allowed_token_ids` holds {} ids, the limit is {MAX_ALLOWED}", ids.len());
@@ -442,7 +447,7 @@ mod tests {
             ("include_stop_str_in_output", json!([true, false]), json!([1, "yes"])),
             ("return_token_ids", json!([true, false]), json!([1, "yes"])),
             ("truncate_prompt_tokens", json!([-1, 1, 4096]), json!([0, -2, 1.5, "9"])),
-            ("allowed_token_ids", json!([[], [0, 99, 0]]), json!([[100], ["a"], 5, vec![1; 1025]])),
+            ("allowed_token_ids", json!([[0, 99, 0]]), json!([[], [100], ["a"], 5, vec![1; 1025]])),
             (
                 "bad_words",
                 json!([[], ["a", "a", " b c"]]),
