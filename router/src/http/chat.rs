@@ -59,13 +59,13 @@ pub(super) fn check(
     let mut prompt = prompt(&mut fields, memory)?;
     let shows_reasoning =
         reasoning::take(&mut fields, &model.conventions, &mut prompt.template_kwargs)?;
-    let most_reasoning = reasoning::take_budget(&mut fields, model)?;
     let wish = tools::take_wish(&mut fields, prompt.tools.as_deref())?;
     let calls = match &prompt.tools {
         Some(offered) => tools::reading(&wish, offered, model, memory)?,
         None => None,
     };
     let common = params::take(&mut fields, model)?;
+    let most_reasoning = reasoning::take_budget(&mut fields, model)?; // which `nvext` may have named
     let offered = prompt.tools.as_deref().unwrap_or_default();
     let answer = common.grammar.as_ref();
     let held = held::held(&wish, calls.as_ref(), offered, answer, model, memory)?;

@@ -28,6 +28,8 @@ pub(in crate::http) fn take(fields: &mut Fields) -> Result<(), RouteError> {
     same(fields, "top_k", top_k.map(Value::from))?;
     let penalty = nvext.number("repetition_penalty", 0.0..=10.0)?;
     same(fields, "repetition_penalty", penalty.map(Value::from))?;
+    let most_reasoning = nvext.count("max_thinking_tokens", 0)?;
+    same(fields, "max_reasoning_tokens", most_reasoning.map(Value::from))?;
     if nvext.boolean("use_raw_prompt")? == Some(true) {
         return Err(unsupported("nvext.use_raw_prompt", "use /v1/completions"));
     }
@@ -45,9 +47,6 @@ pub(in crate::http) fn take(fields: &mut Fields) -> Result<(), RouteError> {
     if nvext.take_missing("token_data").is_some() {
         let why = "send token ids as `prompt` to /v1/completions";
         return Err(unsupported("nvext.token_data", why));
-    }
-    if nvext.take_missing("max_thinking_tokens").is_some() {
-        return Err(unsupported("nvext.max_thinking_tokens", "reasoning has no length of its own"));
     }
     for name in ["annotations", "extra_fields"] {
         let names = nvext.array(name)?.unwrap_or_default();
@@ -138,10 +137,11 @@ mod tests {
     fn what_has_a_parameter_of_its_own_becomes_that() {
         let (rest, ignored) = taken(json!({"temperature": 1, "top_k": 5, "nvext": {
             "greed_sampling": true, "ignore_eos": true, "top_k": 5.0, "repetition_penalty": 1.2,
+            "max_thinking_tokens": 9,
             "agent_hints": {"priority": 500}, "session_control": {"session_id": "s"}}}))
         .unwrap();
         let want = json!({"temperature": 0, "top_k": 5, "ignore_eos": true,
-            "repetition_penalty": 1.2, "priority": -127, "prompt_cache_key": "s"});
+            "repetition_penalty": 1.2, "max_reasoning_tokens": 9, "priority": -127, "prompt_cache_key": "s"});
         assert_eq!((rest, ignored.as_str()), (want, ""));
     }
 
@@ -163,6 +163,11 @@ mod tests {
             ("nvext.ignore_eos", json!({"nvext": {"ignore_eos": 1}})),
             ("ignore_eos", json!({"ignore_eos": false, "nvext": {"ignore_eos": true}})),
             ("nvext.use_raw_prompt", json!({"nvext": {"use_raw_prompt": true}})),
+            ("nvext.max_thinking_tokens", json!({"nvext": {"max_thinking_tokens": -1}})),
+            (
+                "max_reasoning_tokens",
+                json!({"max_reasoning_tokens": 1, "nvext": {"max_thinking_tokens": 2}}),
+            ),
             ("nvext.decode_worker_id", json!({"nvext": {"decode_worker_id": 3}})),
             ("nvext.token_data", json!({"nvext": {"token_data": [1]}})),
             ("nvext.annotations[1]", json!({"nvext": {"annotations": ["a", 1]}})),
