@@ -113,6 +113,11 @@ const NVEXT: ObjectShape = ObjectShape::new(
         field("top_k", Integer(-1, i32::MAX as i64), "`top_k`."),
         field("repetition_penalty", Number(0.0, 10.0), "`repetition_penalty`."),
         field(
+            "max_thinking_tokens",
+            Integer(0, u32::MAX as i64),
+            "`max_reasoning_tokens`, in chats.",
+        ),
+        field(
             "use_raw_prompt",
             Other(|| json!({"const": false})),
             "/v1/completions takes raw prompts.",
