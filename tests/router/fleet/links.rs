@@ -78,20 +78,21 @@ async fn a_silent_worker_is_suspect_then_asked_then_dropped() {
 
 #[tokio::test]
 async fn a_frame_that_comes_for_long_is_heard_and_one_that_drips_is_not() {
-    let app = start_router(|args| args.heartbeat_ms = 100).await;
+    // long enough for the model to be read before a worker that never beats is suspect
+    let app = start_router(|args| args.heartbeat_ms = 1000).await;
     let worker = Behaviour { lives: false, ..Behaviour::new("w1") }.ready(&app).await;
     tokio::time::pause();
     worker.send_raw(&(8_u32 << 20).to_le_bytes());
     for _ in 0..64 {
         worker.send_raw(&[0; 64 << 10]);
-        sleep(Duration::from_millis(20)).await;
+        sleep(Duration::from_millis(200)).await;
         assert_eq!(state_of(&app, "w1"), "ready");
     }
     assert_eq!(metric(&app, "headrace_suspects_total", ""), 0.0);
     let mut drops = 0;
     while state_of(&app, "w1") == "ready" && drops < 64 {
         worker.send_raw(&[0]);
-        sleep(Duration::from_millis(20)).await;
+        sleep(Duration::from_millis(200)).await;
         drops += 1;
     }
     assert_eq!(state_of(&app, "w1"), "suspect", "after {drops} bytes");
@@ -213,10 +214,11 @@ async fn the_name_of_a_living_worker_is_given_to_nobody() {
 
 #[tokio::test]
 async fn a_link_that_is_dead_and_does_not_know_it_is_replaced_after_four_heartbeats() {
-    let app = start_router(|args| args.heartbeat_ms = 20).await;
+    // it is suspect for seven heartbeats: long enough for this test to see it ready before
+    let app = start_router(|args| args.heartbeat_ms = 300).await;
     let mut first = Behaviour { lives: false, ..Behaviour::new("w1") }.ready(&app).await;
     let refuse = Behaviour::new("w1").join(&app).await.unwrap_err();
-    let expected = (RefuseReason::NameTaken, Some(20));
+    let expected = (RefuseReason::NameTaken, Some(300));
     assert_eq!((refuse.reason, refuse.retry_after_ms), expected);
     let _second = Behaviour::new("w1").join_when_free(&app).await;
     let mut pings = 0;

@@ -353,13 +353,14 @@ async fn a_deadline_that_cannot_be_met_is_refused_at_once_and_nothing_is_sent() 
     };
     // idle: it would take too long anywhere
     too_late(answer(&app, impossible(ask(&prompt(1, 240)))).await);
-    // short enough, but behind more and more others; few enough that the router holds none of them back
+    // short enough alone, but behind more and more others; few enough that the router holds none of them back. A prompt of a
+    // step or less would overtake them
     let mut running = Vec::new();
     let mut retries = Vec::new();
     for n in 0..6 {
         running.push(answer(&app, ask(&prompt(10 + n, 240))).await.unwrap());
         worker.submitted().await;
-        retries.push(too_late(answer(&app, impossible(ask(&prompt(2, 2)))).await));
+        retries.push(too_late(answer(&app, impossible(ask(&prompt(2, 120)))).await));
     }
     assert!(retries.is_sorted() && retries[5] > retries[0] + Duration::from_secs(2), "{retries:?}");
     assert_eq!(metric(&app, "headrace_refused_total", "\"deadline\""), 7.0);
