@@ -163,6 +163,7 @@ def start_workers(
     return subprocess.Popen(
         [
             *(*programs.bench, "mock", "--router", router.socket, "--workers", str(count)),
+            "--step-prior",  # so that what is predicted does not change from request to request
             *("--name", name, *cost, *room, *pool),
             *([] if doc is None else ["--doc", str(doc)]),
             *flags,

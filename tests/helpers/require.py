@@ -27,6 +27,7 @@ NAMES = PACKAGES | {
     "etcd",
     "linux",
     "maturin",
+    "mounts",  # of a user who is root in a namespace of their own
     "netns",
     "nixl",
     "no-gpu",  # what has ranks of one process stand for GPUs

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers.require import needs
 from helpers.serving.full_disk import can_mount
 from helpers.serving.scripted import MODEL, scripted
 from helpers.serving.server import Server, eventually
@@ -114,7 +115,7 @@ def test_a_second_router_is_kept_out_and_the_first_goes_on(tmp_path: Path) -> No
         assert got(server, first) == first
 
 
-@pytest.mark.skipif(not can_mount(), reason="mounts a file system of its own")
+@needs("mounts", "it mounts a file system of its own", here=can_mount())
 def test_a_file_that_may_not_be_written_stops_the_start(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -123,7 +124,7 @@ def test_a_file_that_may_not_be_written_stops_the_start(tmp_path: Path) -> None:
     assert "Read-only file system" in refused(disk / "responses.db", program)
 
 
-@pytest.mark.skipif(not can_mount(), reason="mounts a file system of its own")
+@needs("mounts", "it mounts a file system of its own", here=can_mount())
 def test_a_disk_that_fills_up_costs_no_answer(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
