@@ -215,7 +215,8 @@ def status_of(router: Router, path: str, timeout_s: float = 5.0) -> str:
     connection = http.client.HTTPConnection(router.host, router.port, timeout=timeout_s)
     try:
         connection.request("GET", path)
-        return str(connection.getresponse().status)
+        with connection.getresponse() as answer:
+            return str(answer.status)
     except (OSError, http.client.HTTPException) as error:
         return type(error).__name__
     finally:

@@ -136,6 +136,7 @@ class Server(Running):
     ) -> None:
         super().__init__(*arguments, env=env, program=program, stderr=stderr)
         self.host, self.port, self.url = "127.0.0.1", 0, ""
+        self._client: openai.OpenAI | None = None
 
     def wait_ready(self) -> None:
         self.set_url(self.wait_line(r"Headrace is ready after .* s: (\S+)")[1])
@@ -146,11 +147,19 @@ class Server(Running):
 
     @property
     def client(self) -> openai.OpenAI:
-        import openai  # takes a second, and few tests talk through it
+        """One for all tests: a client that nobody closes warns whenever the garbage collector finds its sockets."""
+        if self._client is None:
+            import openai  # takes a second, and few tests talk through it
 
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=120
-        )
+            self._client = openai.OpenAI(
+                base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=120
+            )
+        return self._client
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        super().close()
 
     @property
     def async_client(self) -> openai.AsyncOpenAI:
@@ -199,8 +208,8 @@ class Server(Running):
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
             assert answer.headers["content-type"].startswith("text/event-stream")
-            yield (line[5:].strip().decode() for line in answer if line.startswith(b"data:"))
-            answer.close()
+            with answer:
+                yield (line[5:].strip().decode() for line in answer if line.startswith(b"data:"))
         finally:
             connection.close()
 
