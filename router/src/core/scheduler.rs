@@ -36,7 +36,7 @@ pub use self::holdings::Tier;
 use self::holdings::{Holdings, Overlaps};
 pub use self::leftovers::Leftovers;
 use self::legs::BookedLeg;
-pub use self::legs::{Begun, Ended, Given, LegOutput};
+pub use self::legs::{Begun, Ended, Given, LegDeadlines, LegOutput};
 use self::lengths::AnswerLengths;
 use self::measured::Measured;
 pub use self::placement::{Placement, PlacementRequest, PrefillLeg};
@@ -89,6 +89,8 @@ pub struct Scheduler<W = ()> {
     /// In the order of their ids.
     workers: Vec<Worker<W>>,
     legs: HashMap<RequestId, BookedLeg>,
+    /// Of legs whose blocks are booked.
+    leases: LegDeadlines,
     holdings: Holdings,
     /// Those before the last worker left.
     left: Option<Holdings>,
@@ -117,6 +119,7 @@ impl<W> Scheduler<W> {
             block_tokens: block_tokens.max(1),
             workers: Vec::new(),
             legs: HashMap::new(),
+            leases: LegDeadlines::default(),
             holdings: Holdings::default(),
             left: None,
             overlaps: Overlaps::default(),

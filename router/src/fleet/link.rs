@@ -245,11 +245,14 @@ impl Link {
         writer: &mut FrameWriter<W>,
         submit: Option<Submit>,
     ) -> Result<(), CodecError> {
+        let look_ms =
+            self.registry.at_ms(Instant::now() + self.registry.setup.config.deadlines.stall);
         let (urgent, submit) = {
             let mut legs = self.legs();
             legs.pinged = false;
             let urgent = std::mem::take(&mut legs.urgent);
-            let submit = submit.and_then(|submit| legs.sent(&submit).map(|later| (submit, later)));
+            let submit =
+                submit.and_then(|submit| legs.sent(&submit, look_ms).map(|later| (submit, later)));
             (urgent, submit)
         };
         for frame in &urgent {

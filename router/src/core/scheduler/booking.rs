@@ -110,7 +110,11 @@ impl<W> Scheduler<W> {
             half.tokens / f64::from(self.block_tokens) * half.ms.max(0.0) / 1e3;
         worker.book(half.request, &leg, output_tokens, now_ms);
         let expected_block_seconds = leg.expected_block_seconds;
+        let lease_ms = leg.lease_ms;
         self.legs.insert(half.request, leg);
+        if booked {
+            self.lease(half.request, lease_ms);
+        }
         expected_block_seconds
     }
 
@@ -223,17 +227,25 @@ impl<W> Scheduler<W> {
     /// Takes back the predictions of legs whose first token is overdue. How many legs these were.
     pub fn expire_leases(&mut self, now_ms: f64) -> usize {
         let mut expired = 0;
-        for leg in self.legs.values_mut() {
-            if leg.lease_ms > now_ms || !leg.booked {
-                continue;
+        while let Some(request) = self.leases.next_due(now_ms) {
+            let Some(leg) = self.legs.get_mut(&request) else { continue };
+            if !std::mem::take(&mut leg.booked) {
+                continue; // its first token came
             }
             if let Ok(i) = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id) {
                 self.holdings.unbook(&self.workers[i].places, leg.part, &leg.keys);
             }
-            leg.booked = false;
             expired += 1;
         }
         expired
+    }
+
+    /// The blocks of a leg are booked: until its lease ends.
+    fn lease(&mut self, request: RequestId, lease_ms: f64) {
+        self.leases.set(request, lease_ms);
+        let legs = &self.legs;
+        let is_booked = |request| legs.get(&request).is_some_and(|leg: &BookedLeg| leg.booked);
+        self.leases.tidy(legs.len(), is_booked);
     }
 
     /// A pull of so many bytes by worker `to` from the worker named `from` took so many ms, those of waiting for `from` to

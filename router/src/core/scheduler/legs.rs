@@ -1,7 +1,10 @@
 //! What the scheduler remembers of a leg from its placement to its end.
 
+mod deadlines;
+
 use std::sync::Arc;
 
+pub use self::deadlines::LegDeadlines;
 use super::{PlacementRequest, Withdrawal};
 use crate::core::candidate::WorkerId;
 use crate::core::frame::RequestId;

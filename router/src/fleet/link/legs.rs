@@ -16,7 +16,7 @@ use super::{Lease, Link, LinkError, NotTaken};
 use crate::core::frame::{
     Cancel, Continue, Failed, Finish, Frame, KvReady, RequestId, Step, Submit, Ticket,
 };
-use crate::core::scheduler::{LegOutput, Withdrawal};
+use crate::core::scheduler::{LegDeadlines, LegOutput, Withdrawal};
 use crate::error::{Cause, RouteError};
 use crate::fleet::registry::Said;
 use crate::fleet::stream::{Appended, Mailbox};
@@ -32,6 +32,8 @@ const FREED_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct Legs {
     pub(super) closed: bool,
     by_request: HashMap<RequestId, LegHandle>,
+    /// When legs may have taken too long: those that the worker has, as their readers may stall, and those that were cancelled.
+    deadlines: LegDeadlines,
     /// Frames that overtake submits. At most one cancel for each leg, and a few more.
     pub(super) urgent: Vec<Frame>,
     pub(super) pinged: bool,
@@ -49,15 +51,32 @@ struct Follows {
 }
 
 impl Legs {
-    /// The leg's submit goes out now, and what waited for that; `None` if it is not wanted any more.
-    pub(super) fn sent(&mut self, submit: &Submit) -> Option<Vec<Frame>> {
+    /// The leg's submit goes out now, and what waited for that; `None` if it is not wanted any more. Its reader is first looked at
+    /// at `look_ms`.
+    pub(super) fn sent(&mut self, submit: &Submit, look_ms: f64) -> Option<Vec<Frame>> {
         let leg = self.by_request.get_mut(&submit.request)?;
         let LegState::Queued(mailbox) = &leg.state else { return None };
         leg.state = LegState::Sent(Arc::clone(mailbox));
-        Some(match &mut leg.part {
-            LegWork::Decode { later, .. } => std::mem::take(later),
-            LegWork::Whole | LegWork::Prefill(_) => Vec::new(),
-        })
+        let (later, has_reader) = match &mut leg.part {
+            LegWork::Decode { later, .. } => (std::mem::take(later), true),
+            LegWork::Whole => (Vec::new(), true),
+            LegWork::Prefill(_) => (Vec::new(), false), // of two legs with one mailbox, the decode leg is looked at
+        };
+        if has_reader {
+            self.look_at(submit.request, look_ms);
+        }
+        Some(later)
+    }
+
+    fn look_at(&mut self, request: RequestId, at_ms: f64) {
+        self.deadlines.set(request, at_ms);
+        let legs = &self.by_request;
+        self.deadlines.tidy(legs.len(), |request| legs.contains_key(&request));
+    }
+
+    /// Legs that are due, and so may have taken too long.
+    fn due(&mut self, now_ms: f64) -> Vec<RequestId> {
+        std::iter::from_fn(|| self.deadlines.next_due(now_ms)).collect()
     }
 
     /// Tells the worker of a leg something about it, after its submit.
@@ -223,8 +242,10 @@ impl Link {
             drop(legs);
             self.registry.ended(self.id, &[(request, LegOutput::default())]);
         } else {
-            leg.state = LegState::Cancelled(Instant::now());
+            let now = Instant::now();
+            leg.state = LegState::Cancelled(now);
             urgent.push(Frame::Cancel(Cancel { request }));
+            legs.look_at(request, self.registry.at_ms(now + FREED_TIMEOUT));
             self.urgent.notify_one();
         }
     }
@@ -282,6 +303,7 @@ impl Link {
     /// The worker is silent, or cannot step: its requests go on elsewhere, and it is told so in case that it hears again.
     pub(in crate::fleet) fn give_up_legs(&self, why: LinkError) {
         let (mut given_up, mut never_sent) = (Vec::new(), Vec::new());
+        let (now, mut cancelled) = (Instant::now(), Vec::new());
         {
             let mut legs = self.legs();
             let Legs { by_request, urgent, .. } = &mut *legs;
@@ -295,13 +317,17 @@ impl Link {
                 let (state, hangup) = (LegState::Sent(mailbox), Arc::clone(&leg.hangup));
                 given_up.push(LegHandle { state, part, generated: 0, before: 0, hangup });
                 if sent {
-                    leg.state = LegState::Cancelled(Instant::now());
+                    leg.state = LegState::Cancelled(now);
+                    cancelled.push(*request);
                     urgent.push(Frame::Cancel(Cancel { request: *request }));
                 } else {
                     never_sent.push((*request, LegOutput::default()));
                 }
                 sent
             });
+            for request in cancelled {
+                legs.look_at(request, self.registry.at_ms(now + FREED_TIMEOUT));
+            }
             self.urgent.notify_one();
         }
         if !given_up.is_empty() {
@@ -348,28 +374,40 @@ impl Link {
         }
     }
 
-    /// Ends what takes too long: legs whose reader takes nothing, cancels without an answer.
+    /// Ends what takes too long: legs whose reader takes nothing, cancels without an answer. Each leg is looked at when that
+    /// may be so for the first time, and from then on as often as a stall is long.
     pub(super) fn sweep_legs(&self, now: Instant, stall: Duration) {
-        let mut stalled = Vec::new();
-        let mut released = Vec::new();
-        self.legs().by_request.retain(|request, leg| match &leg.state {
-            LegState::Cancelled(since) if since.elapsed() > FREED_TIMEOUT => {
-                let worker = &self.worker;
-                tracing::warn!(worker, request = request.0, "cancelled, never freed");
-                self.registry.metrics.legs.ended.inc("never_freed");
-                leg.hangup.void();
-                released.push((*request, leg.output(false)));
-                false
-            }
-            // of two legs with one mailbox, the decode leg is looked at
-            LegState::Sent(mailbox) if !matches!(leg.part, LegWork::Prefill(_)) => {
-                if mailbox.unread_since().is_some_and(|since| now - since > stall) {
-                    stalled.push((*request, Arc::clone(mailbox)));
+        let (mut stalled, mut released) = (Vec::new(), Vec::new());
+        let mut legs = self.legs();
+        for request in legs.due(self.registry.at_ms(now)) {
+            let Some(leg) = legs.by_request.get(&request) else { continue };
+            let again = match &leg.state {
+                LegState::Cancelled(since) => {
+                    let until = *since + FREED_TIMEOUT;
+                    if until <= now {
+                        released.push((request, leg.output(false)));
+                        continue;
+                    }
+                    until
                 }
-                true
-            }
-            LegState::Queued(_) | LegState::Sent(_) | LegState::Cancelled(_) => true,
-        });
+                LegState::Sent(mailbox) => match mailbox.unread_since() {
+                    Some(since) if now - since > stall => {
+                        stalled.push((request, Arc::clone(mailbox)));
+                        continue; // it is cancelled below, and looked at again for that
+                    }
+                    unread => unread.unwrap_or(now) + stall,
+                },
+                LegState::Queued(_) => continue,
+            };
+            legs.look_at(request, self.registry.at_ms(again));
+        }
+        for (request, _) in &released {
+            let Some(leg) = legs.by_request.remove(request) else { continue };
+            tracing::warn!(worker = self.worker, request = request.0, "cancelled, never freed");
+            self.registry.metrics.legs.ended.inc("never_freed");
+            leg.hangup.void();
+        }
+        drop(legs);
         for (request, mailbox) in stalled {
             tracing::info!(worker = self.worker, request = request.0, "the client takes nothing");
             self.registry.metrics.legs.stalled.inc();

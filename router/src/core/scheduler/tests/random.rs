@@ -13,7 +13,7 @@ enum Event {
     Remove(u32, u64),
     Leave(u32),
     Resync(u32),
-    Tick,
+    Tick(f64),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -27,7 +27,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (0..4u32, 0..6u64).prop_map(|(w, n)| Event::Remove(w, n)),
         1 => (0..4u32).prop_map(Event::Leave),
         1 => (0..4u32).prop_map(Event::Resync),
-        1 => Just(Event::Tick),
+        2 => prop_oneof![Just(0.0), 0.0..20_000.0].prop_map(Event::Tick),
     ]
 }
 
@@ -82,8 +82,12 @@ proptest! {
                     scheduler.snapshot_begins(WorkerId(worker));
                     scheduler.snapshot_complete(WorkerId(worker));
                 }
-                Event::Tick => {
-                    scheduler.expire_leases(now_ms);
+                Event::Tick(ms) => {
+                    now_ms += ms;
+                    let overdue = |leg: &&BookedLeg| leg.booked && leg.lease_ms <= now_ms;
+                    let walked = scheduler.legs.values().filter(overdue).count();
+                    prop_assert_eq!(scheduler.expire_leases(now_ms), walked, "as a walk over all legs finds");
+                    prop_assert_eq!(scheduler.legs.values().filter(overdue).count(), 0);
                 }
             }
         }
