@@ -53,6 +53,21 @@ def test_candidates_are_listed_by_cost_and_those_excluded_come_last() -> None:
     assert lines[-1] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
 
 
+def test_workers_that_the_router_did_not_keep_are_counted() -> None:
+    def line(**left_out: Any) -> str:
+        document = {"request": "req-1", "decisions": [decision(left_out=left_out)]}
+        [line] = [line for line in explain.describe(document).splitlines() if "more workers" in line]
+        return line
+
+    some = line(candidates=1_200, excluded=3, least_ms=51.0, most_ms=9_000.5)
+    assert some == (
+        "1,200 more workers are not shown: 1,197 of them were predicted to cost 51.0 to 9,000.5 ms "
+        "in all; X-Headrace-Explain shows all"
+    )
+    none = line(candidates=2, excluded=2, least_ms=0.0, most_ms=0.0)
+    assert none == "2 more workers are not shown; X-Headrace-Explain shows all"
+
+
 def test_columns_are_explained_once_in_the_words_of_the_router() -> None:
     words = {"predicted": {"queue_ms": "time before it begins", "cached_tokens": "tokens there"}}
     document = {"request": "req-1", "decisions": [decision(), decision()], "words": words}

@@ -305,6 +305,7 @@ impl Bench {
             deadline_ms: None,
             excluded: Vec::new(),
             resumes: false,
+            explains: false,
         };
         let placed = self.scheduler.place(&wanted, now.as_secs_f64() * 1e3);
         let placement = placed.map_err(|_| anyhow::anyhow!("no worker was chosen"))?;

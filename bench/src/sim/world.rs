@@ -88,7 +88,8 @@ impl World {
             worker_queue_ms: config.routing.worker_queue_ms,
             seed: fleet.engine.seed,
         };
-        let scheduler = Scheduler::new(rules, fleet.engine.block_tokens);
+        let scheduler = Scheduler::new(rules, fleet.engine.block_tokens)
+            .keeping_candidates(decisions.is_some());
         let workers = 0..fleet.roles.all();
         let whole_ms = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
         let log = |path: &Path| {
@@ -207,6 +208,7 @@ impl World {
             deadline_ms: None,
             excluded: arrival.excluded.clone(),
             resumes: arrival.begun(),
+            explains: false,
         };
         let may_open = self.may_open();
         match self.dispatch.submit(wanted, request, may_open, self.now_ms) {

@@ -1,12 +1,16 @@
 //! One choice with everything that it was made from: what `explain` shows, what the decision log keeps, and what a
 //! simulator makes again.
 
+mod shortened;
+
 use serde::{Deserialize, Serialize};
 
 use crate::core::candidate::{Ask, Candidate, Exclusion, Random, WorkerId};
 use crate::core::estimate::Estimate;
 use crate::core::policy::pairs::{ChosenPair, Options};
 use crate::core::policy::{Policy, PolicyName};
+
+pub use self::shortened::{LeftOut, Weighed};
 
 /// A policy together with its source of chance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +63,7 @@ pub struct WorkerPair {
 }
 
 /// One choice. Its inputs are `at_ms`, `ask`, `chooser`, the candidates and the shadow's chooser; the rest follows from
-/// them, the same on every machine ([`replay`]).
+/// them, the same on every machine ([`replay`]), unless candidates were left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// Name of the request, as its client knows it.
@@ -74,6 +78,9 @@ pub struct Decision {
     pub candidates: Vec<Candidate>,
     /// What each of them would cost: the whole request; of those that only compute prompts, the prompt.
     pub estimates: Vec<Estimate>,
+    /// The candidates that are not there any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<LeftOut>,
     /// Which of them was taken, in a split to decode; `None` if none could be.
     pub winner: Option<WorkerId>,
     /// Which of them computes the prompt, if it is another one.
@@ -156,11 +163,13 @@ pub fn decide(
     request: String,
     at_ms: f64,
     ask: Ask,
-    candidates: Vec<Candidate>,
+    weighed: impl Into<Weighed>,
     chooser: &mut Chooser,
     shadow: Option<&mut Chooser>,
 ) -> Decision {
-    let estimates: Vec<Estimate> = candidates.iter().map(|c| c.estimate(&ask)).collect();
+    let Weighed { candidates, mut estimates } = weighed.into();
+    estimates.clear();
+    estimates.extend(candidates.iter().map(|c| c.estimate(&ask)));
     let options = Options::of(&candidates, &estimates, &ask);
     let before = chooser.clone();
     let choice = chooser.choose(&options);
@@ -180,6 +189,7 @@ pub fn decide(
         at_ms,
         chooser: before,
         estimates,
+        left_out: None,
         winner,
         prefill,
         pair,

@@ -89,7 +89,7 @@ impl<T, W> Dispatch<T, W> {
                     self.passed_by(&wanted, &placement);
                     return Submitted::Placed(placement, item);
                 }
-                Err(decision) => match decision.no_place() {
+                Err(not_placed) => match not_placed.no_place {
                     NoPlace::AllFull => {}
                     NoPlace::NoneOpen if may_open => {}
                     NoPlace::NoneOpen => return Submitted::Refused(Refusal::NoneOpen, item),

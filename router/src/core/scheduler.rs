@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use crate::core::candidate::{GroupRank, WorkerId};
 use crate::core::cost::{StepFeatures, StepFit};
-use crate::core::decision::Chooser;
+use crate::core::decision::{Chooser, Weighed};
 use crate::core::frame::{Capacity, QueueRule, RequestId, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
 
@@ -39,7 +39,7 @@ use self::legs::BookedLeg;
 pub use self::legs::{Begun, Ended, Given, LegDeadlines, LegOutput};
 use self::lengths::AnswerLengths;
 use self::measured::Measured;
-pub use self::placement::{Placement, PlacementRequest, PrefillLeg};
+pub use self::placement::{NotPlaced, Placement, PlacementRequest, PrefillLeg};
 use self::pressure::Pressures;
 pub use self::view::{SourceView, WorkerView};
 use self::worker::Worker;
@@ -85,6 +85,8 @@ pub struct Joining {
 #[derive(Debug)]
 pub struct Scheduler<W = ()> {
     rules: RoutingRules,
+    /// Decisions keep all their candidates.
+    keeps_candidates: bool,
     block_tokens: u32,
     /// In the order of their ids.
     workers: Vec<Worker<W>>,
@@ -95,6 +97,8 @@ pub struct Scheduler<W = ()> {
     /// Those before the last worker left.
     left: Option<Holdings>,
     overlaps: Overlaps,
+    /// Those of the decision before, whose memory is used again.
+    weighed: Weighed,
     chooser: Chooser,
     shadow: Option<Chooser>,
     lengths: AnswerLengths,
@@ -123,14 +127,22 @@ impl<W> Scheduler<W> {
             holdings: Holdings::default(),
             left: None,
             overlaps: Overlaps::default(),
+            weighed: Weighed::default(),
             chooser: Chooser::new(rules.policy, rules.seed),
             shadow: rules.shadow.map(|policy| Chooser::new(policy, rules.seed ^ 1)),
             lengths: AnswerLengths::default(),
             uncached_share: 1.0,
             pressure: Pressures::default(),
             doubts: Vec::new(),
+            keeps_candidates: false,
             rules,
         }
+    }
+
+    /// Decisions keep all their candidates, if `keeps`, so that they can be made again: for whoever writes them down.
+    #[must_use]
+    pub fn keeping_candidates(self, keeps: bool) -> Self {
+        Self { keeps_candidates: keeps, ..self }
     }
 
     // ---- workers ----

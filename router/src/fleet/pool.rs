@@ -58,7 +58,8 @@ pub(super) struct WorkerPool {
 
 impl WorkerPool {
     pub(super) fn new(model: String, first: &Hello, config: &Config, seed: u64) -> Self {
-        let scheduler = Scheduler::new(rules(config, seed), first.fingerprints.block_tokens);
+        let scheduler = Scheduler::new(rules(config, seed), first.fingerprints.block_tokens)
+            .keeping_candidates(config.routing.decision_log.is_some());
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
         Self {
             model,

@@ -66,16 +66,16 @@ impl Call {
             tpot_ms: routing.slo_tpot_ms,
             metrics: Arc::clone(&app.metrics),
         });
-        let caller = caller(request);
+        let (caller, explain) = (caller(request), wants_explanation(headers)?);
         let account = account(headers, caller.tenant(), &app.config.http.access.api_keys)?;
         Ok(Self {
             holder: holder(request, account.id, caller.tenant()),
-            explain: wants_explanation(headers)?,
+            explain,
             session: session(headers),
             account,
             ignored: IgnoredFields::new(app.config.http.unknown_pass),
             cache_of: caller.cache_of(app),
-            request_trace: RequestTrace::new(request_id(request), slo),
+            request_trace: RequestTrace::explaining(request_id(request), slo, explain),
             metrics: Arc::clone(&app.metrics),
         })
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::core::candidate::{Candidate, Exclusion, GroupRank};
-use crate::core::decision::{Decision, WorkerPair};
+use crate::core::decision::{Decision, LeftOut, WorkerPair};
 use crate::core::estimate::Estimate;
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
@@ -46,6 +46,9 @@ struct Explanation<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill: Option<&'a str>,
     candidates: Vec<CandidateView<'a>>,
+    /// Candidates that are not shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<LeftOut>,
     /// The pair that was taken, or the best one that was not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pair: Option<PairView<'a>>,
@@ -115,6 +118,11 @@ impl<'a> Explanation<'a> {
                 Some(PairView { prefill: name(*prefill)?, decode: name(*decode)?, parts })
             }),
             candidates: candidates.map(|(one, estimate)| candidate(one, estimate)).collect(),
+            left_out: decision.left_out.map(|rest| LeftOut {
+                least_ms: rounded(rest.least_ms),
+                most_ms: rounded(rest.most_ms),
+                ..rest
+            }),
             shadow: decision.shadow.as_ref().and_then(|shadow| {
                 let (policy, winner) = (shadow.chooser.policy.name(), name(shadow.winner)?);
                 let prefill = shadow.prefill.and_then(name);
@@ -224,7 +232,8 @@ fn describe(remembered: &Remembered) -> Value {
     let mut described = json!(Explanation::of(decision));
     described["tenant"] = json!(tenant.name.as_deref());
     described["actual"] = json!(actual.report());
-    described["inputs"] = json!(decision);
+    // with candidates left out it cannot be made again
+    described["inputs"] = json!(decision.left_out.is_none().then_some(decision));
     described
 }
 

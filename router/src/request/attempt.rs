@@ -111,6 +111,7 @@ impl Attempt {
             deadline_ms: first_token_by.map(|by| fleet.at_ms(by)),
             excluded: self.excluded.clone(),
             resumes: begun,
+            explains: job.request_trace.explains(),
         }
     }
 

@@ -20,6 +20,7 @@ pub struct RequestTrace {
     request_id: String,
     arrived: Instant,
     slo: Option<Slo>,
+    explains: bool,
     known: Mutex<Known>,
 }
 
@@ -118,7 +119,8 @@ impl Default for RequestTrace {
     /// One without a name or a slo, that begins now.
     fn default() -> Self {
         let known = Mutex::default();
-        Self { request_id: String::new(), arrived: Instant::now(), slo: None, known }
+        let (request_id, arrived) = (String::new(), Instant::now());
+        Self { request_id, arrived, slo: None, explains: false, known }
     }
 }
 
@@ -126,8 +128,20 @@ impl RequestTrace {
     /// It begins now. `request_id` is the `X-Request-ID` of its answer.
     #[must_use]
     pub fn new(request_id: String, slo: Option<Slo>) -> Arc<Self> {
+        Self::explaining(request_id, slo, false)
+    }
+
+    /// The same, with decisions that are to be explained, if `explains`.
+    #[must_use]
+    pub fn explaining(request_id: String, slo: Option<Slo>, explains: bool) -> Arc<Self> {
         let (arrived, known) = (Instant::now(), Mutex::default());
-        Arc::new(Self { request_id, arrived, slo, known })
+        Arc::new(Self { request_id, arrived, slo, explains, known })
+    }
+
+    /// Its decisions are to be explained, with all that they were made among.
+    #[must_use]
+    pub fn explains(&self) -> bool {
+        self.explains
     }
 
     /// `X-Request-ID` of its answer.

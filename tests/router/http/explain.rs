@@ -154,6 +154,22 @@ async fn a_long_decision_ends_the_stream_or_is_to_be_fetched() {
 }
 
 #[tokio::test]
+async fn a_decision_among_many_that_nobody_asked_for_says_how_many_it_leaves_out() {
+    let (router, _workers) = large_fleet().await;
+    ask(&router, &["X-Request-ID: quiet"], &json!({})).await;
+    let fetched = router.get("/decisions/quiet").await.json();
+    let decision = &fetched["decisions"][0];
+    let candidates = decision["candidates"].as_array().unwrap();
+    assert_eq!(candidates.len(), 8);
+    assert!(candidates.iter().any(|one| one["worker"] == decision["winner"]));
+    let left_out = &decision["left_out"];
+    assert_eq!((&left_out["candidates"], &left_out["excluded"]), (&json!(8), &json!(0)));
+    assert!(left_out["least_ms"].as_f64() <= left_out["most_ms"].as_f64());
+    assert_eq!(decision["inputs"], Value::Null, "it cannot be made again");
+    assert!(fetched["words"]["predicted"]["left_out"].is_string());
+}
+
+#[tokio::test]
 async fn each_try_leaves_a_decision() {
     let (router, mut first) = TestRouter::with(Behaviour::new("w1"), args()).await;
     let mut connection = router.connect().await;

@@ -85,12 +85,24 @@ def _describe_one(decision: dict[str, Any]) -> str:
     chosen = next((one for one in wholes if one["worker"] == _row(decision)), None)
     if chosen is not None and (actual := decision.get("actual")):
         lines += ["", *_what_happened(actual, chosen, decision)]
+    if left_out := decision.get("left_out"):
+        lines += ["", _left_out(left_out)]
     if prefills:
         lines += ["", "of the prompt alone, with the workers that do nothing else:"]
         lines += _table(prefills, decision.get("prefill"))
     if shadow := decision["shadow"]:
         lines += ["", _shadow(shadow, decision)]
     return "\n".join(lines)
+
+
+def _left_out(left_out: dict[str, Any]) -> str:
+    """The candidates that the router did not keep."""
+    able = left_out["candidates"] - left_out["excluded"]
+    line = f"{left_out['candidates']:,} more workers are not shown"
+    if able:
+        range_ms = f"{left_out['least_ms']:,.1f} to {left_out['most_ms']:,.1f} ms"
+        line += f": {able:,} of them were predicted to cost {range_ms} in all"
+    return line + "; X-Headrace-Explain shows all"
 
 
 def _row(choice: dict[str, Any]) -> str | None:

@@ -1,5 +1,8 @@
 //! A decision that was written down is made again to the same bytes.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -7,6 +10,7 @@ use crate::core::candidate::digest;
 use crate::core::estimate::WorkerLoad;
 use crate::core::frame::{Role, StepCost};
 use crate::core::policy::PolicyName;
+use crate::core::transfer::{Sources, TransferCost};
 
 fn number() -> impl Strategy<Value = f64> {
     prop_oneof![Just(0.0), 1e-9..1e9f64, (0..1_000_000u32).prop_map(f64::from)]
@@ -99,6 +103,81 @@ proptest! {
             let read: Decision = serde_json::from_str(&line).unwrap();
             prop_assert_eq!(&read, &decision);
             prop_assert_eq!(serde_json::to_string(&replay(&read)).unwrap(), line);
+        }
+    }
+}
+
+prop_compose! {
+    fn many()(loads in proptest::collection::vec((worker_load(), 0..900u32, 0..4u8), 1..70)) -> Vec<Candidate> {
+        let any = TransferCost { latency_ms: 2.0, mib_ms: 1.0, failing: 0.0 };
+        let candidate = |(id, (load, cached_tokens, kind)): (u32, (WorkerLoad, u32, u8))| {
+            let role = if kind == 0 { Role::Prefill } else { Role::Both };
+            let sources = (role == Role::Both).then(|| Arc::new(Sources { any, known: Vec::new() }));
+            let excluded = (kind == 1).then_some(Exclusion::Full);
+            Candidate { excluded, cached_tokens, sources, ..Candidate::with(id * 3, role, load) }
+        };
+        (0..).zip(loads).map(candidate).collect()
+    }
+}
+
+/// Ids that are to be kept, by sorting all; and what is to be said of the others.
+fn worth_keeping(decision: &Decision) -> (BTreeSet<WorkerId>, Option<LeftOut>) {
+    let all: Vec<_> = decision.candidates.iter().zip(&decision.estimates).collect();
+    let mut kept = BTreeSet::new();
+    for decodes in [false, true] {
+        let mut kind: Vec<_> = all.iter().filter(|(c, _)| c.decodes() == decodes).collect();
+        kind.sort_by(|(a, x), (b, y)| {
+            let excluded = (a.excluded.is_some(), b.excluded.is_some());
+            excluded.0.cmp(&excluded.1).then(x.total_ms().total_cmp(&y.total_ms()))
+        });
+        kept.extend(kind.iter().take(8).map(|(c, _)| c.id));
+    }
+    kept.extend(decision.winner.into_iter().chain(decision.prefill));
+    kept.extend(decision.pair.iter().flat_map(|pair| [pair.prefill, pair.decode]));
+    let rest: Vec<_> = all.iter().filter(|(c, _)| !kept.contains(&c.id)).collect();
+    let able = rest.iter().filter(|(c, _)| c.excluded.is_none());
+    let mut totals: Vec<f64> = able.map(|(_, estimate)| estimate.total_ms()).collect();
+    totals.sort_by(f64::total_cmp);
+    let left_out = LeftOut {
+        candidates: rest.len() as u32,
+        excluded: (rest.len() - totals.len()) as u32,
+        least_ms: totals.first().copied().unwrap_or(0.0),
+        most_ms: totals.last().copied().unwrap_or(0.0),
+    };
+    (kept, Some(left_out).filter(|_| !rest.is_empty()))
+}
+
+proptest! {
+    #[test]
+    fn a_shortened_decision_says_the_same_of_those_it_names_and_how_the_others_were(
+        candidates in many(),
+        policy in proptest::sample::select(PolicyName::ALL.to_vec()),
+        seed in any::<u64>(),
+    ) {
+        let ask = Ask {
+            prompt_tokens: 1000,
+            max_tokens: 100,
+            output_tokens: 20.0,
+            block_tokens: 16,
+            block_bytes: 1 << 16,
+            session: None,
+            deadline_ms: None,
+        };
+        let mut chooser = Chooser::new(policy, seed);
+        let whole = decide("r".into(), 0.0, ask, candidates, &mut chooser, None);
+        let (ids, left_out) = worth_keeping(&whole);
+        let (short, weighed) = whole.clone().shortened();
+        prop_assert_eq!(short.left_out, left_out);
+        prop_assert!(short.candidates.iter().map(|c| c.id).eq(ids));
+        prop_assert_eq!((short.chosen(), short.chosen_prefill()), (whole.chosen(), whole.chosen_prefill()));
+        for (candidate, estimate) in short.candidates.iter().zip(&short.estimates) {
+            let i = whole.position(candidate.id).unwrap();
+            prop_assert_eq!((candidate, estimate), (&whole.candidates[i], &whole.estimates[i]));
+        }
+        if left_out.is_none() {
+            prop_assert_eq!(&replay(&short), &whole);
+        } else {
+            prop_assert_eq!((weighed.candidates, weighed.estimates), (whole.candidates, whole.estimates), "its memory");
         }
     }
 }

@@ -76,6 +76,7 @@ fn want(request: u64) -> PlacementRequest {
         deadline_ms: None,
         excluded: Vec::new(),
         resumes: false,
+        explains: false,
     }
 }
 

@@ -65,7 +65,7 @@ impl<T, W> Dispatch<T, W> {
             }
             let result = match self.scheduler.place(wanted, now_ms) {
                 Ok(placement) => Ok(placement),
-                Err(decision) => match decision.no_place() {
+                Err(not_placed) => match not_placed.no_place {
                     NoPlace::AllExcluded => Err(Refusal::AllExcluded),
                     NoPlace::NoneOpen if !may_open => Err(Refusal::NoneOpen),
                     // others may go where this one may not; where it is only a matter of room, they may not either
@@ -114,12 +114,12 @@ impl<T, W> Dispatch<T, W> {
                     }
                 }
                 // others may go where this one may not
-                Err(decision) if !wanted.excluded.is_empty() => {
+                Err(not_placed) if !wanted.excluded.is_empty() => {
                     in_vain += 1;
                     if in_vain == TRIED {
                         break;
                     }
-                    let Some(failed_by) = decision.where_it_failed() else { continue };
+                    let Some(failed_by) = not_placed.where_it_failed else { continue };
                     let mut room = left.take().unwrap_or_else(|| failed_by.clone());
                     room.retain(|id| failed_by.contains(id));
                     if room.is_empty() {

@@ -6,7 +6,9 @@ use super::candidates::usable_blocks;
 use super::claims::usual;
 use super::legs::{BookedLeg, LegPart};
 use super::worker::Worker;
-use super::{Begun, Ended, LegOutput, Placement, PlacementRequest, PrefillLeg, Scheduler};
+use super::{
+    Begun, Ended, LegOutput, NotPlaced, Placement, PlacementRequest, PrefillLeg, Scheduler,
+};
 use crate::core::candidate::{Candidate, Exclusion, WorkerId};
 use crate::core::decision::{Decision, decide};
 use crate::core::estimate::Estimate;
@@ -33,12 +35,12 @@ impl<W> Scheduler<W> {
     /// Chooses a worker, or one for each half of the request, and books what goes there.
     ///
     /// # Errors
-    /// Nothing is booked; [`Decision::no_place`] says why.
+    /// Nothing is booked.
     pub fn place(
         &mut self,
         wanted: &PlacementRequest,
         now_ms: f64,
-    ) -> Result<Placement, Arc<Decision>> {
+    ) -> Result<Placement, NotPlaced> {
         let ask = self.ask(wanted, now_ms);
         let candidates = self.candidates(wanted, now_ms);
         let decision = decide(
@@ -49,8 +51,13 @@ impl<W> Scheduler<W> {
             &mut self.chooser,
             self.shadow.as_mut(),
         );
-        let decision = Arc::new(decision);
-        let Some((chosen, estimate)) = decision.chosen() else { return Err(decision) };
+        let reasons =
+            decision.winner.is_none().then(|| (decision.no_place(), decision.where_it_failed()));
+        let decision = Arc::new(self.keep(decision, wanted.explains));
+        if let Some((no_place, where_it_failed)) = reasons {
+            return Err(NotPlaced { no_place, where_it_failed, decision });
+        }
+        let (chosen, estimate) = decision.chosen().expect("there is a winner");
         let Estimate { transfer_ms, decode_ms, .. } = *estimate;
         let (ttft_ms, output) = (estimate.ttft_ms(), decision.ask.output_tokens);
         let tokens = f64::from(wanted.prompt_tokens);
@@ -77,6 +84,16 @@ impl<W> Scheduler<W> {
         });
         let (request, worker) = (wanted.request, chosen.id);
         Ok(Placement { request, worker, prefill, expected_block_seconds, decision })
+    }
+
+    /// What is kept of a decision: all of it only if somebody may look at all of it.
+    fn keep(&mut self, decision: Decision, explains: bool) -> Decision {
+        if explains || self.keeps_candidates || self.shadow.is_some() {
+            return decision;
+        }
+        let (decision, weighed) = decision.shortened();
+        self.weighed = weighed;
+        decision
     }
 
     /// Block-seconds that it is likely to take.
@@ -122,15 +139,17 @@ impl<W> Scheduler<W> {
     #[must_use]
     pub fn soonest_ms(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Option<f64> {
         let ask = self.ask(wanted, now_ms);
-        let candidates = self.candidates(wanted, now_ms);
+        let weighed = self.candidates(wanted, now_ms);
         let usable = |c: &&Candidate| match c.excluded {
             None | Some(Exclusion::Full | Exclusion::Backlog) => true,
             Some(Exclusion::Closed | Exclusion::Failed | Exclusion::NoTransfer) => false,
         };
-        let usable = || candidates.iter().filter(usable);
+        let usable = || weighed.candidates.iter().filter(usable);
         let can_pull = usable().any(|c| c.sources.is_some());
         let soonest = usable().filter(|c| can_pull || c.decodes()).map(|c| c.estimate(&ask));
-        soonest.map(|estimate| estimate.ttft_ms()).min_by(f64::total_cmp)
+        let soonest = soonest.map(|estimate| estimate.ttft_ms()).min_by(f64::total_cmp);
+        self.weighed = weighed;
+        soonest
     }
 
     /// The first token of a leg came; the worker says how much of its prompt was in its own cache. A prefill leg has done

@@ -7,6 +7,7 @@ use super::worker::Worker;
 use super::worker::answers::Wanted;
 use super::{PlacementRequest, Scheduler};
 use crate::core::candidate::{Ask, Candidate, Exclusion, digest};
+use crate::core::decision::Weighed;
 use crate::core::estimate::{Demand, PromptQueue, WorkerLoad, estimate, prefill_leg};
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
@@ -27,7 +28,7 @@ impl<W> Scheduler<W> {
         }
     }
 
-    pub(super) fn candidates(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Vec<Candidate> {
+    pub(super) fn candidates(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Weighed {
         let usable = if wanted.reuses {
             usable_blocks(wanted.prompt_tokens, &wanted.keys, self.block_tokens)
         } else {
@@ -45,54 +46,59 @@ impl<W> Scheduler<W> {
             self.workers.iter_mut().for_each(|worker| worker.inbound.refresh(now_ms));
         }
         self.workers.iter_mut().for_each(Worker::plan);
-        let loads = self.workers.iter().map(|worker| worker.worker_load(self.block_tokens, now_ms));
-        let mut loads: Vec<WorkerLoad> = loads.collect();
-        self.meet_ranks(&mut loads, now_ms);
+        let mut weighed = std::mem::take(&mut self.weighed);
+        let candidates = &mut weighed.candidates;
+        self.begin(candidates, now_ms);
+        self.meet_ranks(candidates, now_ms);
         let hopeless = self.failed_by_all(wanted);
-        let mut candidates = Vec::with_capacity(self.workers.len());
-        for (worker, mut worker_load) in self.workers.iter().zip(loads) {
+        for (worker, candidate) in self.workers.iter().zip(&mut *candidates) {
             let found = if worker.credit.given() {
                 self.overlaps.of(&worker.places)
             } else {
                 Found::default()
             };
-            worker_load.pressure = pressure[usize::from(worker.decodes())];
-            worker_load.reuse = (1.0 - self.uncached_share).max(0.0);
+            candidate.worker_load.pressure = pressure[usize::from(worker.decodes())];
+            candidate.worker_load.reuse = (1.0 - self.uncached_share).max(0.0);
             let tokens = |blocks: u32| blocks * self.block_tokens;
             let awaits = worker.computes(
                 &wanted.keys[..found.booked as usize],
                 found.held,
                 self.block_tokens,
             );
-            let mut queue = worker.queue(awaits);
+            worker.queue(awaits, &mut candidate.queue);
             if worker.decodes() {
                 let keys = &wanted.keys[..usable as usize];
                 let needs = Wanted { prompt_tokens: wanted.prompt_tokens, keys };
-                let used = worker_load.blocks_used;
-                queue.room_ms =
+                let used = candidate.worker_load.blocks_used;
+                candidate.queue.room_ms =
                     worker.room_ms(&needs, used, &self.lengths, self.block_tokens, now_ms);
             }
             let pulls = splits && worker.decodes() && worker.kv_block_bytes > 0;
-            candidates.push(Candidate {
-                id: worker.id,
-                name: worker.name.clone(),
-                role: worker.role,
-                group: worker.group.clone(),
-                excluded: exclusion(worker, wanted, hopeless),
-                occupied: worker.occupied(),
-                sequences: worker.capacity.sequences,
-                booked_tokens: worker.booked_tokens,
-                held_tokens: tokens(found.held),
-                cached_tokens: tokens(found.held.max(found.booked)),
-                coming_tokens: tokens(found.pulled),
-                lower_tier_tokens: tokens(found.lower),
-                worker_load,
-                queue,
-                sources: pulls.then(|| Arc::clone(worker.inbound.costs())),
-            });
+            candidate.excluded = exclusion(worker, wanted, hopeless);
+            candidate.occupied = worker.occupied();
+            candidate.booked_tokens = worker.booked_tokens;
+            candidate.held_tokens = tokens(found.held);
+            candidate.cached_tokens = tokens(found.held.max(found.booked));
+            candidate.coming_tokens = tokens(found.pulled);
+            candidate.lower_tier_tokens = tokens(found.lower);
+            candidate.sources = pulls.then(|| Arc::clone(worker.inbound.costs()));
         }
-        self.hold_back(&mut candidates, wanted.yields);
-        candidates
+        self.hold_back(candidates, wanted.yields);
+        weighed
+    }
+
+    /// One candidate for each worker, with its load. Those of the decision before are used again: what never changes of a
+    /// worker stays there, and so does the memory of its queue.
+    fn begin(&self, candidates: &mut Vec<Candidate>, now_ms: f64) {
+        candidates.truncate(self.workers.len());
+        for (i, worker) in self.workers.iter().enumerate() {
+            let load = worker.worker_load(self.block_tokens, now_ms);
+            match candidates.get_mut(i) {
+                Some(candidate) if candidate.id == worker.id => candidate.worker_load = load,
+                Some(candidate) => *candidate = worker.candidate(load),
+                None => candidates.push(worker.candidate(load)),
+            }
+        }
     }
 
     /// Of the workers whose KV may have to be moved; one model's workers agree on it.
@@ -158,6 +164,29 @@ impl<W> Scheduler<W> {
             Role::Decode | Role::Both => estimate(worker_load, &ahead, &demand).queue_ms,
         };
         worker_load.backlog_tokens > 0.0 && queue_ms() > longest_ms
+    }
+}
+
+impl<W> Worker<W> {
+    /// As far as it does not depend on a request.
+    fn candidate(&self, worker_load: WorkerLoad) -> Candidate {
+        Candidate {
+            id: self.id,
+            name: self.name.clone(),
+            role: self.role,
+            group: self.group.clone(),
+            excluded: None,
+            occupied: 0,
+            sequences: self.capacity.sequences,
+            booked_tokens: 0,
+            held_tokens: 0,
+            cached_tokens: 0,
+            coming_tokens: 0,
+            lower_tier_tokens: 0,
+            worker_load,
+            queue: PromptQueue::default(),
+            sources: None,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Scheduler;
-use crate::core::estimate::WorkerLoad;
+use crate::core::candidate::Candidate;
 
 /// What the ranks of a group do, in one pass over them.
 struct Group<'a> {
@@ -19,7 +19,7 @@ struct Group<'a> {
 
 impl<W> Scheduler<W> {
     /// Tells the load of each rank what the others of its group do.
-    pub(super) fn meet_ranks(&self, loads: &mut [WorkerLoad], now_ms: f64) {
+    pub(super) fn meet_ranks(&self, ranks: &mut [Candidate], now_ms: f64) {
         let mut groups: Vec<Group<'_>> = Vec::new();
         for (i, worker) in self.workers.iter().enumerate() {
             let Some(rank) = &worker.group else { continue };
@@ -34,7 +34,7 @@ impl<W> Scheduler<W> {
                 });
                 groups.len() - 1
             });
-            let (group, load) = (&mut groups[at], &loads[i]);
+            let (group, load) = (&mut groups[at], &ranks[i].worker_load);
             let (steps, ms) = load.prompt_steps();
             group.steps.add(i, load.decode_step_ms());
             group.prompts.add(i, steps * ms);
@@ -42,15 +42,15 @@ impl<W> Scheduler<W> {
             group.elapsed_ms = group.elapsed_ms.min((now_ms - worker.step_began_ms).max(0.0));
         }
         for group in &groups {
-            let ranks =
+            let members =
                 self.workers.iter().enumerate().filter(|(_, worker)| worker.is_in(group.name));
-            let others = ranks.map(|(i, _)| {
-                let prompts =
-                    group.prompts.without(i).map_or((0.0, 0.0), |(j, _)| loads[j].prompt_steps());
+            let others = members.map(|(i, _)| {
+                let prompt_steps = |j: usize| ranks[j].worker_load.prompt_steps();
+                let prompts = group.prompts.without(i).map_or((0.0, 0.0), |(j, _)| prompt_steps(j));
                 (i, group.steps.without(i).map_or(0.0, |(_, ms)| ms), prompts)
             });
             for (i, step_ms, (prompt_steps, prompt_ms)) in others.collect::<Vec<_>>() {
-                let load = &mut loads[i];
+                let load = &mut ranks[i].worker_load;
                 load.group_ms = step_ms;
                 load.group_rows = group.occupied - load.occupied;
                 (load.group_prompt_steps, load.group_prompt_ms) = (prompt_steps, prompt_ms);

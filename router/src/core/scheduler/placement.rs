@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::core::candidate::WorkerId;
-use crate::core::decision::Decision;
+use crate::core::decision::{Decision, NoPlace};
 use crate::core::frame::RequestId;
 
 /// A request, or the rest of one that began before, to be placed.
@@ -39,6 +39,8 @@ pub struct PlacementRequest {
     /// Its client has a part of the answer: it is never refused for want of a worker but waits, and where only workers that
     /// failed it take work, one of them is taken.
     pub resumes: bool,
+    /// The decision about it is to be explained, with all its candidates.
+    pub explains: bool,
 }
 
 impl PlacementRequest {
@@ -61,6 +63,17 @@ pub struct Placement {
     pub prefill: Option<PrefillLeg>,
     /// KV blocks that it is likely to hold, times the seconds.
     pub expected_block_seconds: f64,
+    /// How that came about.
+    pub decision: Arc<Decision>,
+}
+
+/// There is no place, and why.
+#[derive(Debug)]
+pub struct NotPlaced {
+    /// The first reason.
+    pub no_place: NoPlace,
+    /// Workers that were left out because they failed it before, if no other one has room for anybody.
+    pub where_it_failed: Option<Vec<WorkerId>>,
     /// How that came about.
     pub decision: Arc<Decision>,
 }

@@ -105,6 +105,7 @@ fn want(request: u64, keys: &Arc<[u64]>) -> PlacementRequest {
         deadline_ms: None,
         excluded: Vec::new(),
         resumes: false,
+        explains: false,
     }
 }
 
@@ -253,8 +254,8 @@ fn a_worker_with_too_long_a_queue_gets_no_more() {
     assert!(scheduler.place(&want(1, &keys(1, 150, 0)), 0.0).is_ok());
     assert!(scheduler.place(&want(2, &keys(2, 100, 0)), 0.0).is_ok());
     let refused = scheduler.place(&want(3, &keys(3, 100, 0)), 0.0).unwrap_err();
-    assert_eq!(refused.no_place(), NoPlace::AllFull);
-    assert_eq!(refused.candidates[0].excluded, Some(Exclusion::Backlog));
+    assert_eq!(refused.no_place, NoPlace::AllFull);
+    assert_eq!(refused.decision.candidates[0].excluded, Some(Exclusion::Backlog));
     assert_eq!(scheduler.legs(), 2);
 }
 
@@ -280,7 +281,7 @@ fn only_a_queue_of_prompts_is_a_long_queue_and_only_for_kv() {
     let mut kv = with(PolicyName::Kv);
     let second = want(2, &keys(2, 100, 0));
     let refused = kv.place(&second, 0.0).unwrap_err();
-    assert_eq!(refused.candidates[0].excluded, Some(Exclusion::Backlog));
+    assert_eq!(refused.decision.candidates[0].excluded, Some(Exclusion::Backlog));
     assert!(with(PolicyName::LeastLoaded).place(&second, 0.0).is_ok());
     kv.begun(RequestId(1), 0, 200.0).unwrap();
     assert!(kv.place(&second, 200.0).is_ok(), "it waits for the row, and nowhere better");
@@ -398,4 +399,32 @@ fn whoever_does_not_yield_finds_the_prompts_of_those_who_do_behind_its_own() {
     let (all, before) = both(&scheduler);
     assert_eq!((all.occupied, before.occupied), (4.0, 4.0));
     assert_eq!((all.backlog_tokens, before.backlog_tokens), (4.0 * 67.0, 67.0));
+}
+
+#[test]
+fn decisions_among_many_keep_the_best_unless_somebody_may_look_at_all() {
+    let placed = |keeps: bool, shadow: Option<PolicyName>, explains: bool| {
+        let rules = RoutingRules { policy: PolicyName::Kv, shadow, worker_queue_ms: 1e6, seed: 1 };
+        let mut scheduler = Scheduler::new(rules, BLOCK).keeping_candidates(keeps);
+        (0..40).for_each(|id| join(&mut scheduler, id));
+        let ask = |n: u64| PlacementRequest { explains, ..want(n, &keys(n, 20, 5)) };
+        let placements = (1..200).map(|n| scheduler.place(&ask(n), n as f64).unwrap());
+        placements.map(|placement| (placement.worker, placement.decision)).collect::<Vec<_>>()
+    };
+    let few = placed(false, None, false);
+    for (worker, decision) in &few {
+        let left_out = decision.left_out.unwrap();
+        assert_eq!((left_out.candidates, left_out.excluded), (32, 0));
+        assert_eq!((decision.candidates.len(), decision.estimates.len()), (8, 8));
+        assert_eq!(decision.chosen().unwrap().0.id, *worker);
+    }
+    for all in [
+        placed(true, None, false),
+        placed(false, Some(PolicyName::RoundRobin), false),
+        placed(false, None, true),
+    ] {
+        assert!(all.iter().all(|(_, decision)| decision.candidates.len() == 40));
+        assert!(all.iter().all(|(_, decision)| decision.left_out.is_none()));
+        assert!(few.iter().zip(&all).all(|(few, all)| few.0 == all.0), "the same workers");
+    }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-const PREDICTED: [(&str, &str); 9] = [
+const PREDICTED: [(&str, &str); 10] = [
     ("cached_tokens", "tokens of the prompt that the worker is believed to have in its cache"),
     ("queue_ms", "time before the worker begins with this prompt"),
     ("prefill_ms", "time to compute what is not cached of the prompt"),
@@ -17,6 +17,11 @@ const PREDICTED: [(&str, &str); 9] = [
     ),
     ("saturation_ms", "penalty that grows as the worker's KV cache fills; no time of anybody"),
     ("total_ms", "the sum of these; the policy `kv` takes the smallest"),
+    (
+        "left_out",
+        "how many candidates are not shown, how many of these could not be chosen, and the least and most total_ms of the rest; \
+         with X-Headrace-Explain, --decision-log or --shadow all are shown",
+    ),
     ("regret_ms", "what following the shadow policy would have added to total_ms, as predicted"),
 ];
 

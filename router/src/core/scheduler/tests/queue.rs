@@ -6,8 +6,8 @@ use crate::core::estimate::QueuedPrompt;
 /// What is left of each prompt after the step that runs, with what that computes.
 fn queue(scheduler: &mut Scheduler) -> Vec<(u32, u32)> {
     let request = want(99, &keys(99, 1, 0));
-    let candidates = scheduler.candidates(&request, 0.0);
-    candidates[0].queue.prompts.iter().map(|prompt| (prompt.running, prompt.left)).collect()
+    let weighed = scheduler.candidates(&request, 0.0);
+    weighed.candidates[0].queue.prompts.iter().map(|prompt| (prompt.running, prompt.left)).collect()
 }
 
 fn step(scheduler: &mut Scheduler, number: u64, prefill_tokens: u32, running: u32) {
@@ -46,7 +46,7 @@ fn a_prompt_waits_for_the_one_that_computes_what_it_counts_on() {
     scheduler.place(&want(1, &keys(1, 300, 200)), 0.0).unwrap();
     scheduler.place(&want(2, &keys(2, 250, 200)), 0.0).unwrap();
     let request = want(3, &keys(3, 220, 200));
-    let candidate = &scheduler.candidates(&request, 0.0)[0];
+    let candidate = &scheduler.candidates(&request, 0.0).candidates[0];
     assert_eq!((candidate.held_tokens, candidate.cached_tokens), (0, 3200));
     let awaited = candidate.queue.prompts[1].awaits.unwrap();
     // of the 4,803 tokens of the first one 3,200 are what they share
@@ -55,7 +55,7 @@ fn a_prompt_waits_for_the_one_that_computes_what_it_counts_on() {
     step(&mut scheduler, 1, 2048, 2);
     assert_eq!(queue(&mut scheduler), [(2048, 707), (0, 803)], "not yet");
     scheduler.end(RequestId(1), LegOutput::default(), 150.0).unwrap();
-    let candidate = &scheduler.candidates(&request, 0.0)[0];
+    let candidate = &scheduler.candidates(&request, 0.0).candidates[0];
     assert_eq!(candidate.queue.prompts[0].awaits, None, "who is gone is not waited for");
 }
 
@@ -64,7 +64,7 @@ fn a_full_pool_has_room_when_answers_end_the_soonest_first() {
     let mut scheduler = scheduler(1);
     let room_ms = |scheduler: &mut Scheduler, blocks: u32, now_ms: f64| {
         let request = want(99, &keys(99, blocks, 0));
-        scheduler.candidates(&request, now_ms)[0].queue.room_ms
+        scheduler.candidates(&request, now_ms).candidates[0].queue.room_ms
     };
     for (n, blocks) in [(1, 400), (2, 500)] {
         scheduler.place(&want(n, &keys(n, blocks, 0)), 0.0).unwrap();
@@ -108,7 +108,7 @@ fn prompts_of_other_routers_stand_in_the_queue_with_its_own() {
     let load = Load { running: 1, waiting: 3, ..Load::default() };
     let heartbeat = Step { waiting_tokens: 8_000, ..report(0, 0, load) };
     let _ = scheduler.step(WorkerId(0), &heartbeat, Given::default(), 1.0);
-    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0)[0];
+    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0).candidates[0];
     let foreign = QueuedPrompt { running: 0, left: 6_000, from: 0, prompts: 3, awaits: None };
     assert_eq!(candidate.queue.prompts[1], foreign, "three of the four that it has");
     assert_eq!(candidate.worker_load.backlog_tokens, 1603.0 + 6_000.0);

@@ -163,7 +163,7 @@ fn each_leg_is_held_to_what_its_own_worker_had_said() {
 fn without_a_worker_that_decodes_there_is_no_place_and_without_one_for_prompts_there_is() {
     let mut scheduler = scheduler_of(PolicyName::Kv, &[Role::Prefill]);
     let want = want(1, &keys(1, 100, 0));
-    assert_eq!(scheduler.place(&want, 0.0).unwrap_err().no_place(), NoPlace::NoneOpen);
+    assert_eq!(scheduler.place(&want, 0.0).unwrap_err().no_place, NoPlace::NoneOpen);
     assert!(!scheduler.some_open());
     assert_eq!(scheduler.soonest_ms(&want, 0.0), None);
     for policy in PolicyName::ALL {
@@ -238,7 +238,7 @@ fn one_that_began_before_takes_a_worker_that_failed_it_rather_than_none() {
     };
     assert!(scheduler.place(&patient, 0.0).is_ok());
     let picky = PlacementRequest { resumes: false, ..patient.clone() };
-    assert_eq!(scheduler.place(&picky, 0.0).unwrap_err().no_place(), NoPlace::AllExcluded);
+    assert_eq!(scheduler.place(&picky, 0.0).unwrap_err().no_place, NoPlace::AllExcluded);
     join(&mut scheduler, 2);
     let again = PlacementRequest { request: RequestId(2), ..patient };
     assert_eq!(scheduler.place(&again, 0.0).unwrap().worker, WorkerId(2), "there is a better one");
@@ -312,9 +312,9 @@ fn prompts_are_held_back_while_all_prefill_workers_have_long_queues() {
         }
         placed += 1;
     };
-    assert_eq!((placed, refused.no_place()), (2, NoPlace::AllFull));
-    assert_eq!(seen(&refused, WorkerId(0)).excluded, Some(Exclusion::Backlog));
-    assert_eq!(seen(&refused, WorkerId(1)).excluded, None);
+    assert_eq!((placed, refused.no_place), (2, NoPlace::AllFull));
+    assert_eq!(seen(&refused.decision, WorkerId(0)).excluded, Some(Exclusion::Backlog));
+    assert_eq!(seen(&refused.decision, WorkerId(1)).excluded, None);
     assert!(!scheduler.has_room(WorkerId(0), 0.0) && scheduler.has_room(WorkerId(1), 0.0));
     assert!(scheduler.place(&want(90, &keys(90, 1, 0)), 0.0).is_ok(), "short enough for the other");
 }

@@ -91,11 +91,16 @@ impl<W> Worker<W> {
         Some(AwaitedLeg { request: prefill.request, left })
     }
 
-    /// Its prompts, for one that could wait for `awaits`.
-    pub(in crate::core::scheduler) fn queue(&self, awaits: Option<AwaitedLeg>) -> PromptQueue {
-        let mut queue = PromptQueue { rule: self.rule, ..PromptQueue::default() };
+    /// Fills `queue` with its prompts, for one that could wait for `awaits`.
+    pub(in crate::core::scheduler) fn queue(
+        &self,
+        awaits: Option<AwaitedLeg>,
+        queue: &mut PromptQueue,
+    ) {
+        (queue.rule, queue.awaits, queue.room_ms) = (self.rule, None, None);
+        queue.prompts.clear();
         if self.prefills.is_empty() {
-            return queue;
+            return;
         }
         let place_of = |awaits: AwaitedLeg| {
             let at = self.prefills.iter().position(|other| other.request == awaits.request)?;
@@ -118,7 +123,6 @@ impl<W> Worker<W> {
             queue.push(QueuedPrompt { running: 0, left, from: 0, prompts, awaits: None });
         }
         queue.awaits = awaits.and_then(place_of);
-        queue
     }
 
     /// The prompt of this leg is computed or has come, or neither will happen.

@@ -1,0 +1,125 @@
+//! What is kept of a decision among many workers that nobody asked to be explained: who was chosen, the best of the others, and
+//! of the rest how many there were and what they would have cost.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Decision, WorkerPair};
+use crate::core::candidate::{Candidate, WorkerId};
+use crate::core::estimate::Estimate;
+
+/// Candidates of each kind, those that generate and those that only compute prompts, that are kept beside those chosen.
+pub(super) const KEPT: usize = 8;
+
+/// The candidates that a decision does not have any more: it explains itself, and cannot be made again.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// How many there were.
+    pub candidates: u32,
+    /// Of them, those that could not be chosen.
+    pub excluded: u32,
+    /// What the others would have cost in all, in ms: the least and the most. 0 where there were none.
+    pub least_ms: f64,
+    /// See `least_ms`.
+    pub most_ms: f64,
+}
+
+/// Lists for the candidates of a decision, whose memory serves one decision after the other.
+#[derive(Debug, Default)]
+pub struct Weighed {
+    /// The candidates, in the order of their ids.
+    pub candidates: Vec<Candidate>,
+    /// What each of them would cost.
+    pub(super) estimates: Vec<Estimate>,
+}
+
+impl From<Vec<Candidate>> for Weighed {
+    fn from(candidates: Vec<Candidate>) -> Self {
+        Self { candidates, estimates: Vec::new() }
+    }
+}
+
+impl Decision {
+    /// The same with few candidates, and the memory of all of them; as it is, where there are few.
+    #[must_use]
+    pub fn shortened(mut self) -> (Self, Weighed) {
+        let mut kept = self.worth_keeping();
+        if kept.len() == self.candidates.len() {
+            return (self, Weighed::default());
+        }
+        kept.sort_unstable();
+        let of_kept = || kept.iter().copied();
+        let few = (
+            of_kept().map(|i| self.candidates[i].clone()).collect(),
+            of_kept().map(|i| self.estimates[i]).collect(),
+        );
+        self.left_out = Some(LeftOut::of(&self, &kept));
+        let candidates = std::mem::replace(&mut self.candidates, few.0);
+        let estimates = std::mem::replace(&mut self.estimates, few.1);
+        (self, Weighed { candidates, estimates })
+    }
+
+    /// The best candidates of each kind, and all that the decision names; in no order.
+    fn worth_keeping(&self) -> Vec<usize> {
+        let mut best: [Vec<usize>; 2] = std::array::from_fn(|_| Vec::with_capacity(KEPT + 1));
+        let cost = |i: usize| (self.candidates[i].excluded.is_some(), self.estimates[i].total_ms());
+        let is_before = |one: usize, other: usize| {
+            let (one, other) = (cost(one), cost(other));
+            one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)).is_lt()
+        };
+        for (i, candidate) in self.candidates.iter().enumerate() {
+            let best = &mut best[usize::from(candidate.decodes())];
+            if best.len() == KEPT && !is_before(i, best[KEPT - 1]) {
+                continue;
+            }
+            let at = best.iter().position(|other| is_before(i, *other)).unwrap_or(best.len());
+            best.insert(at, i);
+            best.truncate(KEPT);
+        }
+        let [prefills, mut kept] = best;
+        kept.extend(prefills);
+        for id in self.named() {
+            kept.extend(self.position(id).filter(|i| !kept.contains(i)));
+        }
+        kept
+    }
+
+    /// Workers that it speaks of by their ids.
+    fn named(&self) -> impl Iterator<Item = WorkerId> {
+        let of_pair = |WorkerPair { prefill, decode, .. }: WorkerPair| [prefill, decode];
+        let shadow = self.shadow.iter().flat_map(|shadow| [Some(shadow.winner), shadow.prefill]);
+        let chosen = [self.winner, self.prefill].into_iter().chain(shadow).flatten();
+        chosen.chain(self.pair.map(of_pair).into_iter().flatten())
+    }
+}
+
+impl LeftOut {
+    /// All but those that are kept, whose places are in order.
+    fn of(decision: &Decision, kept: &[usize]) -> Self {
+        let (mut left_out, mut kept) = (Self::default(), kept.iter().peekable());
+        let all = decision.candidates.iter().zip(&decision.estimates);
+        for (i, (candidate, estimate)) in all.enumerate() {
+            if kept.next_if(|kept| **kept == i).is_none() {
+                left_out.add(candidate.excluded.is_some(), estimate.total_ms());
+            }
+        }
+        if left_out.candidates == left_out.excluded {
+            (left_out.least_ms, left_out.most_ms) = (0.0, 0.0);
+        }
+        left_out
+    }
+
+    fn add(&mut self, is_excluded: bool, total_ms: f64) {
+        self.candidates += 1;
+        self.excluded += u32::from(is_excluded);
+        if !is_excluded {
+            self.least_ms = self.least_ms.min(total_ms);
+            self.most_ms = self.most_ms.max(total_ms);
+        }
+    }
+}
+
+impl Default for LeftOut {
+    fn default() -> Self {
+        Self { candidates: 0, excluded: 0, least_ms: f64::INFINITY, most_ms: f64::NEG_INFINITY }
+    }
+}
