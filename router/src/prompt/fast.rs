@@ -1,5 +1,5 @@
 //! Text to tokens some twenty times as fast as `tokenizers`, for those tokenizers that are written out here: byte-pair
-//! encoding on bytes, with one of the ways of cutting words that [`split`] knows.
+//! encoding on bytes, with one of the ways of cutting words that [`split`] knows, or on characters with spaces [`spelled`] out.
 //!
 //! `tokenizers` keeps for every character where it came from, runs regular expressions and allocates for every word. Here
 //! words are cut by hand and looked up in a table; only those that are not in it are merged. Everything else about a
@@ -8,6 +8,7 @@
 
 mod classes;
 mod merges;
+mod spelled;
 mod split;
 mod words;
 
@@ -19,6 +20,7 @@ use tokenizers::{ModelWrapper, NormalizedString, Normalizer as _, Tokenizer};
 
 use self::classes::{COMPOSED, Classes};
 use self::merges::{Merges, Symbols};
+use self::spelled::SpelledSpaces;
 use self::split::Splitter;
 use self::words::{WordTokens, Words};
 use super::pipeline::{Pipeline, kind};
@@ -30,12 +32,23 @@ pub(super) struct FastEncoder {
     raw: AddedTokens,
     /// Those that are looked for in what the normaliser makes of the rest.
     normalized: AddedTokens,
-    /// Characters are composed (NFC); no other normaliser is known here.
-    composes: Option<&'static Classes>,
-    splitter: Splitter,
+    form: Form,
     merges: Merges,
     /// One for each thread that was here at once.
     desks: Mutex<Vec<Desk>>,
+}
+
+/// How a text gets to the model.
+#[derive(Debug)]
+enum Form {
+    /// As bytes, cut into words.
+    Bytes {
+        splitter: Splitter,
+        /// Characters are composed (NFC).
+        composes: Option<&'static Classes>,
+    },
+    /// As characters.
+    Chars(SpelledSpaces),
 }
 
 /// What one thread works with.
@@ -65,12 +78,7 @@ impl FastEncoder {
             return Err("its model is not BPE");
         };
         let pipeline = Pipeline::new(tokenizer);
-        let steps: Vec<&str> = pipeline.normalizers.iter().map(kind).collect();
-        let composes = match steps[..] {
-            [] => None,
-            ["NFC"] => Some(Classes::get()?),
-            _ => return Err("its normaliser is not written out"),
-        };
+        let on_bytes = !model.byte_fallback || pipeline.works_on_bytes();
         let added = tokenizer.get_added_tokens_decoder();
         if added.values().any(|token| token.single_word || token.lstrip || token.rstrip) {
             return Err("an added token depends on its neighbours");
@@ -87,9 +95,12 @@ impl FastEncoder {
         Ok(Self {
             raw: AddedTokens::new(raw)?,
             normalized: AddedTokens::new(normalized)?,
-            composes,
-            splitter: Splitter::new(&pipeline)?,
-            merges: Merges::new(model, json)?,
+            form: if on_bytes {
+                Form::bytes(&pipeline)?
+            } else {
+                Form::Chars(SpelledSpaces::new(&pipeline, model)?)
+            },
+            merges: Merges::new(model, on_bytes, json)?,
             desks: Mutex::default(),
         })
     }
@@ -100,12 +111,16 @@ impl FastEncoder {
         for part in self.raw.parts(text) {
             match part {
                 Part::Added(id) => out.push(id),
-                Part::Text(text) => {
-                    let text = self.normalize(text);
-                    for part in self.normalized.parts(&text) {
+                Part::Text(part) => {
+                    let begins = std::ptr::eq(part.as_ptr(), text.as_ptr());
+                    let normal = self.form.normalize(part);
+                    for part in self.normalized.parts(&normal) {
                         match part {
                             Part::Added(id) => out.push(id),
-                            Part::Text(text) => self.encode_words(text, &mut desk, out),
+                            Part::Text(part) => {
+                                let first = begins && std::ptr::eq(part.as_ptr(), normal.as_ptr());
+                                self.encode_part(part, first, &mut desk, out);
+                            }
                         }
                     }
                 }
@@ -117,9 +132,28 @@ impl FastEncoder {
         }
     }
 
-    fn encode_words(&self, text: &str, desk: &mut Desk, out: &mut Vec<u32>) {
+    fn encode_part(&self, text: &str, first: bool, desk: &mut Desk, out: &mut Vec<u32>) {
+        match &self.form {
+            Form::Bytes { splitter, .. } => {
+                splitter.words(text, |start, end| self.encode_word(text, (start, end), desk, out));
+            }
+            Form::Chars(spaces) => {
+                let text = &*spaces.pre_tokenize(text, first);
+                spaces.words(text, |start, end| self.encode_word(text, (start, end), desk, out));
+            }
+        }
+    }
+
+    #[inline]
+    fn encode_word(
+        &self,
+        text: &str,
+        (start, end): (usize, usize),
+        desk: &mut Desk,
+        out: &mut Vec<u32>,
+    ) {
         let Desk { words, symbols } = desk;
-        self.splitter.words(text, |start, end| match words.find(text.as_bytes(), start, end) {
+        match words.find(text.as_bytes(), start, end) {
             WordTokens::Known(ids) => out.extend_from_slice(ids),
             WordTokens::Place(place) => {
                 let first = out.len();
@@ -129,20 +163,36 @@ impl FastEncoder {
             WordTokens::TooLong => {
                 self.merges.encode(&text.as_bytes()[start..end], symbols, out);
             }
-        });
-    }
-
-    fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let Some(classes) = self.composes else { return Cow::Borrowed(text) };
-        if text.is_ascii() || text.chars().all(|c| classes.of(c as u32) & COMPOSED != 0) {
-            return Cow::Borrowed(text);
         }
-        Cow::Owned(NormalizedString::from(text).nfc().get().to_owned())
     }
 
     /// No code that can panic runs under this lock.
     fn desks(&self) -> std::sync::MutexGuard<'_, Vec<Desk>> {
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Form {
+    fn bytes(pipeline: &Pipeline) -> Result<Self, &'static str> {
+        let steps: Vec<&str> = pipeline.normalizers.iter().map(kind).collect();
+        let composes = match steps[..] {
+            [] => None,
+            ["NFC"] => Some(Classes::get()?),
+            _ => return Err("its normaliser is not written out"),
+        };
+        Ok(Self::Bytes { splitter: Splitter::new(pipeline)?, composes })
+    }
+
+    fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let classes = match self {
+            Self::Bytes { composes: Some(classes), .. } => classes,
+            Self::Bytes { composes: None, .. } => return Cow::Borrowed(text),
+            Self::Chars(spaces) => return spaces.normalize(text),
+        };
+        if text.is_ascii() || text.chars().all(|c| classes.of(c as u32) & COMPOSED != 0) {
+            return Cow::Borrowed(text);
+        }
+        Cow::Owned(NormalizedString::from(text).nfc().get().to_owned())
     }
 }
 

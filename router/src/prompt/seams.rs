@@ -121,7 +121,7 @@ impl Seams {
             leaves_space_out: false,
         };
         let (spaces_spelled, prepends) = seams.normalizers(&pipeline)?;
-        let words = Words::of(&pipeline.pre_tokenizers)?;
+        let words = Words::of(&pipeline.pre_tokenizers, spaces_spelled)?;
         if words.letters == 3 && !spaces_spelled && !prepends {
             seams.next = std::array::from_fn(|i| {
                 let byte = i as u8;
@@ -303,7 +303,7 @@ struct Words {
 }
 
 impl Words {
-    fn of(steps: &[Value]) -> Result<Self, &'static str> {
+    fn of(steps: &[Value], spaces_spelled: bool) -> Result<Self, &'static str> {
         let mut words = Self { letters: 0, only_spaces: false, spells_spaces: false };
         for step in steps {
             match kind(step) {
@@ -314,6 +314,8 @@ impl Words {
                     }
                 }
                 "Digits" => {}
+                // as Gemma has it, whose normaliser leaves no space to split at
+                "Split" if spaces_spelled && is_space(string_pattern(step)) => {}
                 "Split" if step["behavior"] == "Isolated" && step["invert"] == false => {
                     let pattern = step["pattern"]["Regex"].as_str();
                     words.letters |= pattern

@@ -10,14 +10,29 @@ use tokenizers::models::bpe::BPE;
 
 use super::super::pieces::byte_alphabet;
 
-/// What a BPE model on bytes knows.
+/// What a BPE model knows.
 #[derive(Debug)]
 pub(super) struct Merges {
-    /// Tokens of single bytes. What a vocabulary lacks is left out of the text, as `tokenizers` does it.
-    bytes: [Option<u32>; 256],
+    letters: Letters,
     pairs: Pairs,
     /// Words that are tokens as they are, whatever the merges say; empty where the merges decide.
     whole: HashMap<Box<[u8]>, u32>,
+}
+
+/// The tokens that words are spelled with.
+#[derive(Debug)]
+enum Letters {
+    /// One for each byte. What a vocabulary lacks is left out of the text, as `tokenizers` does it.
+    Bytes(Box<[Option<u32>; 256]>),
+    /// One for each character, or for each of its bytes where the vocabulary lacks it.
+    Chars(Box<CharLetters>),
+}
+
+#[derive(Debug)]
+struct CharLetters {
+    ascii: [Option<u32>; 128],
+    others: HashMap<char, u32>,
+    bytes: [u32; 256],
 }
 
 /// What two tokens become, in a table with open addresses.
@@ -46,6 +61,9 @@ struct LongWord {
     queue: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
+/// Tokens by their texts.
+type Vocabulary = HashMap<String, u32>;
+
 /// Nothing: no pair has this.
 const NONE: u64 = u64::MAX;
 
@@ -59,9 +77,11 @@ const KEPT_SYMBOLS: usize = 16 << 10;
 const MOST_PROBES: usize = 64;
 
 impl Merges {
+    /// `on_bytes`: it sees bytes, each as a character of its own; else characters.
+    ///
     /// # Errors
     /// Why this model is not one of these.
-    pub(super) fn new(model: &BPE, json: &str) -> Result<Self, &'static str> {
+    pub(super) fn new(model: &BPE, on_bytes: bool, json: &str) -> Result<Self, &'static str> {
         let given = |affix: &Option<String>| affix.as_ref().is_some_and(|affix| !affix.is_empty());
         if given(&model.continuing_subword_prefix) || given(&model.end_of_word_suffix) {
             return Err("its tokens depend on their place in a word");
@@ -70,15 +90,8 @@ impl Merges {
             return Err("dropout makes tokenisation random");
         }
         let vocab = model.get_vocab();
-        let alphabet = byte_alphabet();
-        let mut bytes = [None; 256];
-        for (c, byte) in &alphabet {
-            let id = vocab.get(c.encode_utf8(&mut [0; 4]) as &str).copied();
-            bytes[usize::from(*byte)] = id;
-        }
-        if bytes.contains(&None) && (model.unk_token.is_some() || model.byte_fallback) {
-            return Err("it has a token for bytes that it does not know");
-        }
+        let letters =
+            if on_bytes { Letters::bytes(model, &vocab)? } else { Letters::chars(&vocab)? };
         let unreadable = "its merges cannot be read";
         let file: File<'_> = serde_json::from_str(json).map_err(|_| unreadable)?;
         let mut merges = HashMap::with_capacity(file.model.merges.len());
@@ -87,19 +100,27 @@ impl Merges {
             token.clear();
             token.extend([left.as_ref(), right.as_ref()]);
             let id = |token: &str| vocab.get(token).copied().ok_or(unreadable);
-            let pair = u64::from(id(left)?) << 32 | u64::from(id(right)?);
+            let (left, right) = (id(left)?, id(right)?);
+            if letters.are_bytes_alone(left, right) {
+                return Err("it merges bytes of characters that it does not know");
+            }
+            let pair = u64::from(left) << 32 | u64::from(right);
             // a pair that is there twice has its last rank
             merges.insert(pair, rank << 32 | u64::from(id(&token)?));
         }
         let mut whole = HashMap::new();
+        if model.ignore_merges && !on_bytes {
+            return Err("it looks for whole texts in its vocabulary");
+        }
         if model.ignore_merges {
+            let alphabet = byte_alphabet();
             for (token, id) in &vocab {
                 let spelled: Option<Box<[u8]>> =
                     token.chars().map(|c| alphabet.get(&c).copied()).collect();
                 whole.extend(spelled.map(|bytes| (bytes, *id)));
             }
         }
-        Ok(Self { bytes, pairs: Pairs::new(&merges)?, whole })
+        Ok(Self { letters, pairs: Pairs::new(&merges)?, whole })
     }
 
     /// The tokens of a word.
@@ -110,7 +131,7 @@ impl Merges {
             return out.push(*id);
         }
         symbols.ids.clear();
-        symbols.ids.extend(word.iter().filter_map(|byte| self.bytes[usize::from(*byte)]));
+        self.letters.spell(word, &mut symbols.ids);
         symbols.merged.clear();
         symbols.merged.extend(symbols.ids.windows(2).map(|pair| self.pairs.get(pair[0], pair[1])));
         symbols.merged.push(NONE);
@@ -189,6 +210,76 @@ impl Merges {
         while at < end {
             out.push(ids[at as usize]);
             at = links[at as usize].1;
+        }
+    }
+}
+
+impl Letters {
+    fn bytes(model: &BPE, vocab: &Vocabulary) -> Result<Self, &'static str> {
+        let mut bytes = [None; 256];
+        for (c, byte) in &byte_alphabet() {
+            let id = vocab.get(c.encode_utf8(&mut [0; 4]) as &str).copied();
+            bytes[usize::from(*byte)] = id;
+        }
+        if bytes.contains(&None) && (model.unk_token.is_some() || model.byte_fallback) {
+            return Err("it has a token for bytes that it does not know");
+        }
+        Ok(Self::Bytes(Box::new(bytes)))
+    }
+
+    fn chars(vocab: &Vocabulary) -> Result<Self, &'static str> {
+        let mut letters =
+            CharLetters { ascii: [None; 128], others: HashMap::new(), bytes: [0; 256] };
+        for (byte, id) in (0..=255_u8).zip(&mut letters.bytes) {
+            let known = vocab.get(&format!("<0x{byte:02X}>")).copied();
+            *id = known.ok_or("it has no token for some byte")?;
+        }
+        for (token, id) in vocab {
+            let mut chars = token.chars();
+            let (Some(c), None) = (chars.next(), chars.next()) else { continue };
+            match letters.ascii.get_mut(c as usize) {
+                Some(letter) => *letter = Some(*id),
+                None => _ = letters.others.insert(c, *id),
+            }
+        }
+        Ok(Self::Chars(Box::new(letters)))
+    }
+
+    /// One of both stands for a byte of a character that has no token. Where such tokens could be merged, characters would
+    /// not say any more where a text can be cut.
+    fn are_bytes_alone(&self, left: u32, right: u32) -> bool {
+        match self {
+            Self::Bytes(_) => false,
+            Self::Chars(letters) => letters.bytes.contains(&left) || letters.bytes.contains(&right),
+        }
+    }
+
+    fn spell(&self, word: &[u8], ids: &mut Vec<u32>) {
+        match self {
+            Self::Bytes(bytes) => {
+                ids.extend(word.iter().filter_map(|byte| bytes[usize::from(*byte)]))
+            }
+            Self::Chars(letters) => letters.spell(word, ids),
+        }
+    }
+}
+
+impl CharLetters {
+    fn spell(&self, word: &[u8], ids: &mut Vec<u32>) {
+        let word = std::str::from_utf8(word).expect("words are cut between characters");
+        for c in word.chars() {
+            let known = match self.ascii.get(c as usize) {
+                Some(letter) => *letter,
+                None => self.others.get(&c).copied(),
+            };
+            match known {
+                Some(id) => ids.push(id),
+                None => {
+                    let mut utf8 = [0; 4];
+                    let bytes = c.encode_utf8(&mut utf8).bytes();
+                    ids.extend(bytes.map(|byte| self.bytes[usize::from(byte)]));
+                }
+            }
         }
     }
 }

@@ -60,6 +60,48 @@ fn trained(steps: &Value, edit: impl FnOnce(&mut Value)) -> (Tokenizer, String) 
     (json.parse().unwrap(), json)
 }
 
+fn metaspace(scheme: &str, split: bool) -> Value {
+    json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": split})
+}
+
+/// A tokenizer on characters with spelled spaces, trained on the probes as `learns` cuts them, with tokens for bytes.
+fn spelled(learns: &Value, edit: impl FnOnce(&mut Value)) -> (Tokenizer, String) {
+    const BYTES: usize = 256;
+    let empty = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": learns, "post_processor": null, "decoder": null,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": {}, "merges": []},
+    });
+    let mut tokenizer: Tokenizer = empty.to_string().parse().unwrap();
+    let trainer = BpeTrainer::builder().vocab_size(700).limit_alphabet(200);
+    let trainer = trainer.min_frequency(1).show_progress(false).build();
+    tokenizer.train(&mut TrainerWrapper::BpeTrainer(trainer), PROBES.iter()).unwrap();
+    let mut json: Value = serde_json::to_value(&tokenizer).unwrap();
+    let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+    for byte in 0..BYTES {
+        vocab.insert(format!("<0x{byte:02X}>"), json!(vocab.len()));
+    }
+    vocab.insert("<unk>".to_owned(), json!(vocab.len()));
+    let first = vocab.len();
+    assert!(first > BYTES + 400, "there is something to merge");
+    json["model"]["unk_token"] = json!("<unk>");
+    let token = |id: usize, content: &str, normalized: bool| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": normalized, "special": !normalized})
+    };
+    json["added_tokens"] = json!([
+        token(first, "<|im_start|>", false),
+        token(first + 1, "<|im_end|>", false),
+        token(first + 2, "<think>", true),
+        token(first + 3, "<|im", false),
+        token(first + 4, "na\u{ef}ve", true),
+    ]);
+    edit(&mut json);
+    let json = json.to_string();
+    (json.parse().unwrap(), json)
+}
+
 struct Family {
     name: &'static str,
     oracle: Tokenizer,
@@ -99,8 +141,43 @@ static FAMILIES: LazyLock<Vec<Family>> = LazyLock::new(|| {
         family("o200k", trained(&json!([split(O200K), byte_level(false)]), same)),
         family("Mistral", trained(&json!([split(TEKKEN), byte_level(false)]), same)),
         family("DeepSeek-V3", trained(&deepseek, same)),
+        family(
+            "Gemma",
+            spelled(&metaspace("never", true), |json| {
+                json["normalizer"] = replace();
+                json["pre_tokenizer"] = json!({"type": "Split", "pattern": {"String": " "},
+                    "behavior": "MergedWithPrevious", "invert": false});
+            }),
+        ),
+        family(
+            "Llama 2",
+            spelled(&metaspace("never", true), |json| {
+                let prepend = json!({"type": "Prepend", "prepend": "\u{2581}"});
+                json["normalizer"] =
+                    json!({"type": "Sequence", "normalizers": [prepend, replace()]});
+                json["pre_tokenizer"] = Value::Null;
+            }),
+        ),
+        family(
+            "Mistral's first",
+            spelled(&metaspace("never", true), |json| {
+                json["pre_tokenizer"] = metaspace("first", false);
+            }),
+        ),
+        family(
+            "metaspace in words",
+            spelled(&metaspace("never", true), |json| {
+                json["pre_tokenizer"] = metaspace("always", true);
+            }),
+        ),
+        // its tokens reach across spaces
+        family("metaspace in one", spelled(&metaspace("never", false), same)),
     ]
 });
+
+fn replace() -> Value {
+    json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"})
+}
 
 fn check(text: &str) -> Result<(), TestCaseError> {
     for Family { name, oracle, fast } in &*FAMILIES {
@@ -123,7 +200,7 @@ fn text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         4 => "[a-zA-Z]{1,8}",
         2 => " [a-z]{1,12}",
-        2 => pick(&[" ", " ", "  ", "\n", "\n\n", "\r\n", "\t", "\u{b}", "\u{c}", "\u{1c}", "\u{85}", "\u{a0}", "\u{1680}",
+        2 => pick(&[" ", " ", "  ", "\u{2581}", "\n", "\n\n", "\r\n", "\t", "\u{b}", "\u{c}", "\u{1c}", "\u{85}", "\u{a0}", "\u{1680}",
             "\u{2003}", "\u{2028}", "\u{202f}", "\u{3000}", "\u{200b}", "\u{feff}"]),
         2 => pick(&["'s", "'S", "'ll", "'LL", "'Re", "'\u{17f}", "'d", "'D", "'m", "'T", "'ve", "'", "''", "\u{2019}s", "'x", "'l"]),
         2 => pick(&["0", "12", "345", "6789", "\u{b2}", "\u{bd}", "\u{2167}", "\u{664}\u{665}", "\u{ff11}", "\u{0be7}", "\u{3007}", "\u{1d7d8}"]),
@@ -260,7 +337,6 @@ fn what_is_not_written_out_says_so() {
         })
     };
     assert!(reason(WORD_PIECE.to_owned()).contains("not BPE"));
-    assert!(reason(BYTE_FALLBACK.to_owned()).contains("normaliser"));
     assert!(reason(edited(&|t| t["normalizer"] = json!({"type": "NFKC"}))).contains("normaliser"));
     assert!(reason(edited(&|t| t["model"]["dropout"] = json!(0.1))).contains("random"));
     assert!(
@@ -275,6 +351,31 @@ fn what_is_not_written_out_says_so() {
     assert!(reason(steps(json!([split(LLAMA_3)]))).contains("bytes"));
     let prefix = json!([{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}]);
     assert!(reason(steps(prefix)).contains("space"));
+    let with_fallback = |edit: &dyn Fn(&mut Value)| {
+        let mut json: Value = serde_json::from_str(BYTE_FALLBACK).unwrap();
+        edit(&mut json);
+        reason(json.to_string())
+    };
+    let lowercase = json!({"type": "Lowercase"});
+    assert!(with_fallback(&|t| t["normalizer"] = lowercase.clone()).contains("normaliser"));
+    let underscore =
+        json!({"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": false});
+    let spells = |t: &mut Value| {
+        t["normalizer"] = Value::Null;
+        t["pre_tokenizer"] = underscore.clone();
+    };
+    assert!(with_fallback(&spells).contains("another way"));
+    assert!(
+        with_fallback(&|t| t["pre_tokenizer"] = metaspace("first", true)).contains("cut words")
+    );
+    assert!(with_fallback(&|t| t["model"]["ignore_merges"] = json!(true)).contains("whole texts"));
+    let lacks = |t: &mut Value| _ = t["model"]["vocab"].as_object_mut().unwrap().remove("<0x41>");
+    assert!(with_fallback(&lacks).contains("some byte"));
+    let merges_bytes = |t: &mut Value| {
+        t["model"]["vocab"].as_object_mut().unwrap().insert("<0x41>a".into(), json!(504));
+        t["model"]["merges"].as_array_mut().unwrap().push(json!(["<0x41>", "a"]));
+    };
+    assert!(with_fallback(&merges_bytes).contains("merges bytes"));
     let backwards = json!({"type": "Split", "pattern": {"Regex": LLAMA_3}, "behavior": "Removed", "invert": true});
     assert!(reason(steps(json!([backwards, byte_level(false)]))).contains("cut words"));
 }

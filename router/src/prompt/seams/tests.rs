@@ -79,6 +79,8 @@ fn families() -> Vec<(&'static str, Tokenizer)> {
             edited(BYTE_FALLBACK, |t| {
                 t["normalizer"] =
                     json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
+                t["pre_tokenizer"] = json!({"type": "Split", "pattern": {"String": " "},
+                    "behavior": "MergedWithPrevious", "invert": false});
             }),
         ),
         ("word piece", WORD_PIECE.parse().unwrap()),
