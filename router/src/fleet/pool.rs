@@ -4,9 +4,11 @@
 mod described;
 mod groups;
 mod pulls;
+mod snapshot;
 mod worker;
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,6 +17,7 @@ use tokio::time::Instant;
 
 pub(super) use self::described::{WORKER_COUNTERS, WORKER_GAUGES};
 pub(super) use self::groups::{GROUP_GAUGES, LostRank, RANK_COUNTERS};
+pub(super) use self::snapshot::{PoolSnapshot, WorkerSnapshot};
 pub(super) use self::worker::{PooledWorker, Status};
 use super::ModelInfo;
 use super::booking::{BookedPlace, PrefillPlace};
@@ -52,6 +55,8 @@ pub(super) struct WorkerPool {
     wanted: bool,
     /// Since when it has no worker.
     empty_since: Option<Instant>,
+    /// How many workers take sequences so long, at most.
+    contexts: BTreeMap<u32, usize>,
     pub(super) dispatch: Dispatch<Waiting, PooledWorker>,
     created: u64,
 }
@@ -68,6 +73,7 @@ impl WorkerPool {
             charge: None,
             wanted: false,
             empty_since: None,
+            contexts: BTreeMap::new(),
             dispatch: Dispatch::new(scheduler, config.routing.queue.clone()),
             created,
         }
@@ -97,6 +103,7 @@ impl WorkerPool {
     pub(super) fn join(&mut self, worker: PooledWorker) {
         self.empty_since = None;
         let hello = &worker.hello;
+        *self.contexts.entry(hello.context_tokens).or_default() += 1;
         let joining = Joining {
             id: worker.link.id,
             name: hello.worker.as_str().into(),
@@ -125,6 +132,12 @@ impl WorkerPool {
         now_ms: f64,
     ) -> Option<(PooledWorker, Option<LostRank>)> {
         let gone = self.dispatch.worker_left(id, now_ms)?;
+        if let Entry::Occupied(mut context) = self.contexts.entry(gone.hello.context_tokens) {
+            *context.get_mut() -= 1;
+            if *context.get() == 0 {
+                context.remove();
+            }
+        }
         self.clear_away();
         self.empty_since = self.is_empty().then(Instant::now);
         let lost = self.rank_lost(&gone, "its link ended");
@@ -357,18 +370,14 @@ impl WorkerPool {
         self.workers().filter(late).map(|worker| Arc::clone(&worker.link))
     }
 
-    pub(super) fn statuses(&self) -> impl Iterator<Item = Status> {
-        self.workers().map(|worker| worker.status(self.engine.is_some()))
-    }
-
     /// Longest sequence that all workers take; `None` without workers.
     pub(super) fn context_tokens(&self) -> Option<u32> {
-        self.workers().map(|worker| worker.hello.context_tokens).min()
+        self.contexts.keys().next().copied()
     }
 
     /// Values of a pooled prompt, on which workers agree; 0 where they pool none.
     pub(super) fn pooled_width(&self) -> u32 {
-        self.workers().map(|worker| worker.hello.pooled_width).min().unwrap_or(0)
+        self.workers().next().map_or(0, |worker| worker.hello.pooled_width)
     }
 
     /// `None` while no worker is there that could serve it.

@@ -72,6 +72,8 @@ pub(super) struct RegistryState {
     pub(super) pools: BTreeMap<String, WorkerPool>,
     /// Model of each worker.
     models: HashMap<WorkerId, String>,
+    /// Workers by their names: one that joins takes the place of another one of its name.
+    names: HashMap<String, WorkerId>,
     index_room: IndexRoom,
     seed: u64,
     /// Nothing is placed any more.
@@ -92,6 +94,7 @@ impl Registry {
             next_worker: 0,
             pools: BTreeMap::new(),
             models: HashMap::new(),
+            names: HashMap::new(),
             index_room: IndexRoom::new(setup.config.fleet.limits.index_blocks),
             seed,
             cut: false,

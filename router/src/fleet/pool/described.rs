@@ -1,77 +1,70 @@
 //! What operators see of each worker: its entry in `/workers`, and its gauges.
 
-use super::{PooledWorker, WorkerPool};
-use crate::core::candidate::WorkerId;
+use super::PooledWorker;
+use super::snapshot::WorkerSnapshot;
 use crate::core::scheduler::{Doubt, Withdrawal, WorkerView};
 use crate::core::transfer::TransferCost;
 
-impl WorkerPool {
-    /// What pulling KV costs a worker, by source.
-    fn sources(&self, id: WorkerId) -> serde_json::Map<String, serde_json::Value> {
-        let sources = self.dispatch.scheduler.sources(id).into_iter();
-        sources.map(|source| (source.worker.to_string(), cost_json(&source.cost))).collect()
-    }
-
-    pub(in crate::fleet) fn describe_workers(
-        &self,
-        now_ms: u64,
-    ) -> impl Iterator<Item = serde_json::Value> {
-        let described = self.engine.is_some();
-        self.dispatch.scheduler.views().map(move |(worker, view)| {
-            let (hello, load) = (&worker.hello, view.load);
-            serde_json::json!({
-                "id": hello.worker,
-                "role": hello.role,
-                "state": worker.status(described).as_str(),
-                "model": hello.model,
-                "dtype": hello.dtype,
-                "epoch": hello.epoch,
-                "address": worker.address,
-                "blocks_total": hello.capacity.blocks,
-                "blocks_used": load.blocks_used,
-                "blocks_cached": load.blocks_cached,
-                "blocks_announced": worker.blocks_known,
-                "blocks_indexed": view.held_blocks,
-                "credit_withdrawn": view.withdrawn.map(Withdrawal::as_str),
-                "running": load.running,
-                "waiting": load.waiting,
-                "booked_requests": view.booked_requests,
-                "booked_tokens": view.booked_tokens,
-                "backlog_tokens": view.backlog_tokens,
-                "arriving_tokens": view.arriving_tokens,
-                "pinned_requests": view.pinned_requests,
-                "in_flight": worker.link.in_flight(),
-                "heartbeat_age_ms": now_ms.saturating_sub(worker.link.heard_ms()),
-                "block_tokens": hello.fingerprints.block_tokens,
-                "context_tokens": hello.context_tokens,
-                "capacity": {
-                    "sequences": hello.capacity.sequences,
-                    "batched_tokens": hello.capacity.batched_tokens,
-                    "waiting": hello.capacity.waiting,
-                },
-                "group": hello.group,
-                "transfer": {
-                    "offers": hello.transfer,
-                    "block_bytes": hello.kv_block_bytes,
-                    "pulls": worker.pulls.as_json(),
-                    "expected": cost_json(&view.pull_cost),
-                    "sources": self.sources(worker.link.id),
-                },
-                "speed_doubted": view.doubt.map(Doubt::as_str),
-                "step_cost": view.cost,
-                "steps_learnt": view.steps_learnt,
-                "accepted_tokens": view.accepted,
-                "step": worker.last.as_ref().map(|step| serde_json::json!({
-                    "number": step.step,
-                    "ms": step.ms,
-                    "prefill_tokens": step.prefill_tokens,
-                    "decode_rows": step.decode_rows,
-                    "kv_tokens": step.kv_tokens,
-                    "waiting_tokens": step.waiting_tokens,
-                    "drafted": step.drafted,
-                    "accepted": step.accepted,
-                })),
-            })
+impl WorkerSnapshot {
+    /// Its entry in `/workers`.
+    pub(in crate::fleet) fn as_json(&self, now_ms: u64) -> serde_json::Value {
+        let Self { worker, view, sources, status } = self;
+        let (hello, load) = (&worker.hello, view.load);
+        let sources = sources.iter();
+        let sources: serde_json::Map<_, _> =
+            sources.map(|one| (one.worker.to_string(), cost_json(&one.cost))).collect();
+        serde_json::json!({
+            "id": hello.worker,
+            "role": hello.role,
+            "state": status.as_str(),
+            "model": hello.model,
+            "dtype": hello.dtype,
+            "epoch": hello.epoch,
+            "address": &*worker.address,
+            "blocks_total": hello.capacity.blocks,
+            "blocks_used": load.blocks_used,
+            "blocks_cached": load.blocks_cached,
+            "blocks_announced": worker.blocks_known,
+            "blocks_indexed": view.held_blocks,
+            "credit_withdrawn": view.withdrawn.map(Withdrawal::as_str),
+            "running": load.running,
+            "waiting": load.waiting,
+            "booked_requests": view.booked_requests,
+            "booked_tokens": view.booked_tokens,
+            "backlog_tokens": view.backlog_tokens,
+            "arriving_tokens": view.arriving_tokens,
+            "pinned_requests": view.pinned_requests,
+            "in_flight": worker.link.in_flight(),
+            "heartbeat_age_ms": now_ms.saturating_sub(worker.link.heard_ms()),
+            "block_tokens": hello.fingerprints.block_tokens,
+            "context_tokens": hello.context_tokens,
+            "capacity": {
+                "sequences": hello.capacity.sequences,
+                "batched_tokens": hello.capacity.batched_tokens,
+                "waiting": hello.capacity.waiting,
+            },
+            "group": hello.group,
+            "transfer": {
+                "offers": hello.transfer,
+                "block_bytes": hello.kv_block_bytes,
+                "pulls": worker.pulls.as_json(),
+                "expected": cost_json(&view.pull_cost),
+                "sources": sources,
+            },
+            "speed_doubted": view.doubt.map(Doubt::as_str),
+            "step_cost": view.cost,
+            "steps_learnt": view.steps_learnt,
+            "accepted_tokens": view.accepted,
+            "step": worker.last.as_ref().map(|step| serde_json::json!({
+                "number": step.step,
+                "ms": step.ms,
+                "prefill_tokens": step.prefill_tokens,
+                "decode_rows": step.decode_rows,
+                "kv_tokens": step.kv_tokens,
+                "waiting_tokens": step.waiting_tokens,
+                "drafted": step.drafted,
+                "accepted": step.accepted,
+            })),
         })
     }
 }

@@ -138,20 +138,6 @@ impl WorkerPool {
             worker.totals = totals;
         }
     }
-
-    /// The groups of this pool, as operators see them.
-    pub(in crate::fleet) fn groups(&self) -> Vec<GroupView<'_>> {
-        let mut groups: Vec<GroupView<'_>> = Vec::new();
-        for worker in self.workers() {
-            let Some(group) = &worker.hello.group else { continue };
-            match groups.iter_mut().find(|view| worker.is_of(view.group)) {
-                Some(view) => view.ranks.push(worker),
-                None => groups.push(GroupView { group, model: &self.model, ranks: vec![worker] }),
-            }
-        }
-        groups.iter_mut().for_each(|view| view.ranks.sort_by_key(|rank| rank.rank()));
-        groups
-    }
 }
 
 impl PooledWorker {
@@ -168,7 +154,21 @@ pub(in crate::fleet) struct GroupView<'a> {
     pub(in crate::fleet) ranks: Vec<&'a PooledWorker>,
 }
 
-impl GroupView<'_> {
+impl<'a> GroupView<'a> {
+    /// The groups of these workers of a model.
+    pub(super) fn of(model: &'a str, workers: impl Iterator<Item = &'a PooledWorker>) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::new();
+        for worker in workers {
+            let Some(group) = &worker.hello.group else { continue };
+            match groups.iter_mut().find(|view| worker.is_of(view.group)) {
+                Some(view) => view.ranks.push(worker),
+                None => groups.push(Self { group, model, ranks: vec![worker] }),
+            }
+        }
+        groups.iter_mut().for_each(|view| view.ranks.sort_by_key(|rank| rank.rank()));
+        groups
+    }
+
     /// `(max - mean) / mean` of what the ranks themselves do in a step; 0 where that is not known of all.
     fn step_skew(&self) -> f64 {
         let recent = self.ranks.iter().filter_map(|rank| rank.times.recent_ms);

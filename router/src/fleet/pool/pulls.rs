@@ -6,7 +6,7 @@ use crate::core::frame::{TransferBackend, TransferFailure, Transferred, Word};
 use crate::metrics::backend_label;
 
 /// Counts by back-end.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Pulls {
     /// One for each of `BACKENDS`.
     done: [Pulled; BACKENDS],

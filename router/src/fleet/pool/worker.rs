@@ -41,11 +41,11 @@ impl Status {
     }
 }
 
-/// A worker, as far as no request depends on it.
-#[derive(Debug)]
+/// A worker, as far as no request depends on it. A copy is cheap.
+#[derive(Debug, Clone)]
 pub(in crate::fleet) struct PooledWorker {
-    pub(in crate::fleet) hello: Hello,
-    pub(in crate::fleet) address: String,
+    pub(in crate::fleet) hello: Arc<Hello>,
+    pub(in crate::fleet) address: Arc<str>,
     pub(in crate::fleet) link: Arc<Link>,
     /// Blocks that the index keeps for it, by tier.
     pub(in crate::fleet) index_room: [u32; 3],
@@ -84,8 +84,8 @@ impl PooledWorker {
             times: RankTimes::default(),
             totals: GroupTotals::default(),
             grammars: GrammarTotals::default(),
-            hello,
-            address: dial.address,
+            hello: Arc::new(hello),
+            address: dial.address.into(),
             peer: dial.peer,
             index_room,
             link,

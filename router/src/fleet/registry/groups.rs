@@ -62,11 +62,11 @@ impl RegistryState {
 
     /// Workers that make way for this one: that of its name, and ranks of earlier starts of its group.
     pub(super) fn replaced_by(&self, hello: &Hello) -> Vec<Arc<Link>> {
-        let older =
-            self.pools.values().flat_map(WorkerPool::workers).filter(|other| {
-                other.hello.worker == hello.worker || starts_anew(&other.hello, hello)
-            });
-        older.map(|other| Arc::clone(&other.link)).collect()
+        let of_its_name = self.named(&hello.worker);
+        let of_its_group = hello.group.iter().flat_map(|group| self.ranks_of(&group.id));
+        let older = of_its_group
+            .filter(|other| starts_anew(&other.hello, hello) && other.hello.worker != hello.worker);
+        of_its_name.into_iter().chain(older).map(|other| Arc::clone(&other.link)).collect()
     }
 
     fn ranks_of(&self, group: &str) -> impl Iterator<Item = &PooledWorker> {

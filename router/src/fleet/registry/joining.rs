@@ -7,7 +7,7 @@ use crate::core::circuit::HeldOff;
 use crate::core::frame::{Hello, Refuse, RefuseReason};
 use crate::fleet::handshake::Misfit;
 use crate::fleet::lobby::Origin;
-use crate::fleet::pool::{PooledWorker, WorkerPool, compare};
+use crate::fleet::pool::{PooledWorker, compare};
 
 /// Heartbeats after which a silent worker may be replaced: with the third that it misses it is asked, and the fourth is its
 /// time to answer.
@@ -145,7 +145,7 @@ impl RegistryState {
     }
 
     pub(in crate::fleet) fn named(&self, name: &str) -> Option<&PooledWorker> {
-        let mut workers = self.pools.values().flat_map(WorkerPool::workers);
-        workers.find(|worker| worker.hello.worker == name)
+        let id = *self.names.get(name)?;
+        self.pools.get(self.models.get(&id)?)?.dispatch.scheduler.member(id)
     }
 }

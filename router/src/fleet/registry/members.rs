@@ -49,6 +49,7 @@ impl Registry {
         let model = hello.model.clone();
         state.forget_one_for(&model, Instant::now(), self.setup.config.deadlines.queue);
         state.models.insert(id, model.clone());
+        state.names.insert(hello.worker.clone(), id);
         state.circuits.joined(&hello.worker, id.0, self.clock_ms());
         let (config, seed) = (&self.setup.config, state.seed);
         let pool = state
@@ -101,6 +102,7 @@ impl RegistryState {
             Some((gone, lost, asks.then(|| document(&pool.fingerprints))))
         });
         let Some((gone, lost, fingerprint)) = removed else { return Gone::default() };
+        self.names.remove(&gone.hello.worker);
         self.index_room.give_back(gone.index_room);
         let asked_again = fingerprint.and_then(|fingerprint| {
             let mut pools = self.pools.values_mut();

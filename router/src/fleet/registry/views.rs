@@ -5,11 +5,11 @@ use std::fmt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::Registry;
-use crate::core::admission::Admission;
+use super::{Registry, RegistryState};
 use crate::fleet::ModelInfo;
 use crate::fleet::pool::{
-    GROUP_GAUGES, RANK_COUNTERS, Status, WORKER_COUNTERS, WORKER_GAUGES, WorkerPool,
+    GROUP_GAUGES, PoolSnapshot, RANK_COUNTERS, Status, WORKER_COUNTERS, WORKER_GAUGES, WorkerPool,
+    WorkerSnapshot,
 };
 use crate::metrics::Scrape;
 use crate::prompt::CacheStats;
@@ -40,12 +40,53 @@ impl Registry {
     #[must_use]
     pub fn workers(&self) -> serde_json::Value {
         let now_ms = self.now_ms();
-        let state = self.state();
-        let workers: Vec<_> =
-            state.pools.values().flat_map(|pool| pool.describe_workers(now_ms)).collect();
-        let groups = state.pools.values().flat_map(WorkerPool::groups);
+        let (pools, _) = self.snapshot(self.clock_ms());
+        let workers = pools.iter().flat_map(|pool| &pool.workers);
+        let workers: Vec<_> = workers.map(|one| one.as_json(now_ms)).collect();
+        let groups = pools.iter().flat_map(PoolSnapshot::groups);
         let groups: Vec<_> = groups.map(|group| group.as_json()).collect();
         serde_json::json!({ "workers": workers, "groups": groups })
+    }
+
+    /// What is known at this moment. The lock is held for a copy, and not for what is made of it.
+    fn snapshot(&self, clock_ms: f64) -> (Vec<PoolSnapshot>, Totals) {
+        let state = self.state();
+        let pools = state.pools.values().map(WorkerPool::snapshot).collect();
+        (pools, Totals::of(&state, clock_ms))
+    }
+}
+
+/// Sums over all models.
+#[derive(Default)]
+struct Totals {
+    held_off: usize,
+    waiting: usize,
+    waiting_tokens: u64,
+    waiting_bytes: u64,
+    oldest_s: f64,
+    returning: usize,
+    index_blocks: usize,
+    index_bytes: usize,
+    legs: usize,
+}
+
+impl Totals {
+    fn of(state: &RegistryState, clock_ms: f64) -> Self {
+        let mut totals = Self { held_off: state.circuits.open(clock_ms), ..Self::default() };
+        for pool in state.pools.values() {
+            let queue = pool.dispatch.queue();
+            totals.waiting += queue.len();
+            totals.waiting_tokens += queue.tokens();
+            totals.waiting_bytes += queue.bytes();
+            let oldest = queue.oldest_ms().map_or(0.0, |since_ms| (clock_ms - since_ms) / 1e3);
+            totals.oldest_s = totals.oldest_s.max(oldest);
+            totals.returning += pool.dispatch.returning();
+            let (blocks, bytes) = pool.dispatch.scheduler.index_size();
+            totals.index_blocks += blocks;
+            totals.index_bytes += bytes;
+            totals.legs += pool.dispatch.scheduler.legs();
+        }
+        totals
     }
 }
 
@@ -53,23 +94,21 @@ impl Registry {
 impl Collector for Registry {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (now_ms, clock_ms) = (self.now_ms(), self.clock_ms());
+        let (pools, totals) = self.snapshot(clock_ms);
         let mut scrape = Scrape::new(encoder);
-        let state = self.state();
-        let pools = || state.pools.values();
-        let of_status =
-            |status| pools().flat_map(WorkerPool::statuses).filter(|s| *s == status).count();
+        let workers = || pools.iter().flat_map(|pool| &pool.workers);
+        let of_status = |status| workers().filter(|one| one.status == status).count();
         scrape.gauges(
             "headrace_workers",
             "Workers by state.",
             Status::ALL.map(|status| ([("state", status.as_str())], of_status(status))),
         )?;
-        let held_off = state.circuits.open(clock_ms);
+        let held_off = totals.held_off;
         scrape.gauge("headrace_circuits_open", "Workers held off, or on probation.", held_off)?;
-        let members: Vec<_> = pools()
-            .flat_map(|pool| {
-                let views = pool.dispatch.scheduler.views();
-                views.map(|(worker, view)| (pool.model.as_str(), worker, view))
-            })
+        let members: Vec<_> = pools
+            .iter()
+            .flat_map(|pool| pool.workers.iter().map(|one| (pool.model.as_str(), one)))
+            .map(|(model, WorkerSnapshot { worker, view, .. })| (model, worker, view))
             .collect();
         for (name, help, value) in WORKER_GAUGES {
             let samples = members.iter().map(|(model, worker, view)| {
@@ -84,7 +123,7 @@ impl Collector for Registry {
             });
             scrape.counters(name, help, samples)?;
         }
-        let groups: Vec<_> = pools().flat_map(WorkerPool::groups).collect();
+        let groups: Vec<_> = pools.iter().flat_map(PoolSnapshot::groups).collect();
         for (name, help, value) in GROUP_GAUGES {
             let samples = groups.iter().map(|view| {
                 ([("group", view.group.id.as_str()), ("model", view.model)], value(view))
@@ -98,7 +137,8 @@ impl Collector for Registry {
             });
             scrape.counters(name, help, samples)?;
         }
-        let caches: Vec<_> = pools()
+        let caches: Vec<_> = pools
+            .iter()
             .filter_map(|pool| Some(([("model", pool.model.as_str())], pool.engine.as_ref()?)))
             .map(|(labels, engine)| (labels, engine.cache_stats()))
             .collect();
@@ -133,44 +173,23 @@ impl Collector for Registry {
             tokenizer.queued(),
         )?;
         gauge("headrace_tokenizer_queue_bytes", "Their text, in bytes.", tokenizer.queued_bytes())?;
-        let queues = || pools().map(|pool| pool.dispatch.queue());
-        gauge(
-            "headrace_queue_requests",
-            "Legs that wait for a worker.",
-            queues().map(Admission::len).sum(),
-        )?;
+        gauge("headrace_queue_requests", "Legs that wait for a worker.", totals.waiting)?;
         gauge(
             "headrace_returning_requests",
             "Answers in flight that wait for a worker to go on with.",
-            pools().map(|pool| pool.dispatch.returning()).sum(),
+            totals.returning,
         )?;
-        let sizes = || pools().map(|pool| pool.dispatch.scheduler.index_size());
-        gauge(
-            "headrace_index_blocks",
-            "Blocks that some worker holds.",
-            sizes().map(|(blocks, _)| blocks).sum(),
-        )?;
-        gauge(
-            "headrace_index_bytes",
-            "Memory of the block index.",
-            sizes().map(|(_, bytes)| bytes).sum(),
-        )?;
+        gauge("headrace_index_blocks", "Blocks that some worker holds.", totals.index_blocks)?;
+        gauge("headrace_index_bytes", "Memory of the block index.", totals.index_bytes)?;
         gauge(
             "headrace_description_bytes",
             "Bytes of the models' descriptions, as workers sent them.",
             self.descriptions.used(),
         )?;
-        gauge(
-            "headrace_booked_legs",
-            "Legs that are booked on workers.",
-            pools().map(|pool| pool.dispatch.scheduler.legs()).sum(),
-        )?;
-        let tokens = queues().map(Admission::tokens).sum::<u64>();
+        gauge("headrace_booked_legs", "Legs that are booked on workers.", totals.legs)?;
+        let (tokens, bytes) = (totals.waiting_tokens, totals.waiting_bytes);
         scrape.gauge("headrace_queue_tokens", "Prompt tokens of the legs that wait.", tokens)?;
-        let bytes = queues().map(Admission::bytes).sum::<u64>();
         scrape.gauge("headrace_queue_bytes", "Memory of the legs that wait.", bytes)?;
-        let oldest = queues().filter_map(Admission::oldest_ms).reduce(f64::min);
-        let age = oldest.map_or(0.0, |since| (clock_ms - since).max(0.0) / 1e3);
-        scrape.gauge("headrace_queue_oldest_seconds", "Longest wait so far.", age)
+        scrape.gauge("headrace_queue_oldest_seconds", "Longest wait so far.", totals.oldest_s)
     }
 }
