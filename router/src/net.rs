@@ -13,6 +13,25 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream, l
 /// Connections that the kernel keeps until they are accepted: a burst of dials, such as a thousand workers that have lost
 /// their router, loses none. The kernel allows no more than `net.core.somaxconn`, 4,096 unless somebody changed it.
 pub(crate) const BACKLOG: u32 = 4_096;
+/// Says so where the kernel keeps fewer, so that a burst of dials is slow for a reason that can be looked up.
+pub(crate) fn check_backlog() {
+    let Some(kept) = kernel_backlog(SOMAXCONN) else { return };
+    if kept < BACKLOG {
+        tracing::warn!(
+            kept,
+            wanted = BACKLOG,
+            "of a burst of dials the kernel keeps few, and the others try again after a second: raise net.core.somaxconn"
+        );
+    }
+}
+
+/// The most that any listener keeps; only Linux has this file.
+const SOMAXCONN: &str = "/proc/sys/net/core/somaxconn";
+
+fn kernel_backlog(file: impl AsRef<Path>) -> Option<u32> {
+    std::fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
 /// What lacks comes back when a connection ends; until then, accepting again and again would only take the processor.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -121,6 +140,8 @@ pub(crate) fn pause_after(error: &io::Error) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
     use super::*;
 
     #[test]
@@ -136,14 +157,34 @@ mod tests {
 
     #[tokio::test]
     async fn a_burst_of_dials_waits_in_the_kernel_until_it_is_accepted() {
-        const DIALS: usize = 400; // more than the 128 of a listener of the standard library
+        let files = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })
+            .expect("as far as it goes");
+        // as many as the kernel keeps and this process may open, up to 16 times what the standard library's listeners keep
+        let files =
+            files.maximum.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+        let kept = kernel_backlog(SOMAXCONN).map_or(128, |kept| kept as usize);
+        let dials = 2_048.min(kept).min(files / 2);
         let listener = listen("127.0.0.1", 0).await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let dial = |_| tokio::net::TcpStream::connect(address);
         // a dial that finds no room is repeated by the kernel only after a second, and nobody accepts here
-        let all = futures_util::future::join_all((0..DIALS).map(dial));
+        let all = futures_util::future::join_all((0..dials).map(dial));
         let dials = tokio::time::timeout(Duration::from_secs(20), all).await.expect("all wait");
         assert!(dials.iter().all(Result::is_ok));
+    }
+
+    #[test]
+    fn what_the_kernel_keeps_is_a_number_or_not_known() {
+        let file = std::env::temp_dir().join(format!("headrace-somaxconn-{}", std::process::id()));
+        for (text, kept) in
+            [("128\n", Some(128)), ("4096", Some(4_096)), ("", None), ("-1", None), ("many", None)]
+        {
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(kernel_backlog(&file), kept, "{text:?}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(kernel_backlog(&file), None);
     }
 
     #[tokio::test]

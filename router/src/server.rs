@@ -41,6 +41,7 @@ impl Server {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let (host, port) = (config.http.host.clone(), config.http.port);
         let most = descriptors::connections(config.http.max_connections);
+        net::check_backlog();
         let bound = async {
             let listener = net::listen(&host, port).await?;
             let address = listener.local_addr()?;
