@@ -90,6 +90,16 @@ pub fn hash_blocks_le(
     hashes
 }
 
+/// Tokens as frames have them: u32, little-endian.
+#[must_use]
+pub fn tokens_le(tokens: &[u32]) -> Vec<u8> {
+    let mut bytes = vec![0; 4 * tokens.len()];
+    for (place, token) in bytes.chunks_exact_mut(4).zip(tokens) {
+        place.copy_from_slice(&token.to_le_bytes());
+    }
+    bytes
+}
+
 /// A chain that grows by groups of blocks.
 struct Chain {
     block_bytes: usize,

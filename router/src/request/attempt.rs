@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::Job;
 use super::choice::Common;
+use crate::core::blocks::tokens_le;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Pooling, RequestId, Resume, Sampling, Submit};
 use crate::core::scheduler::PlacementRequest;
@@ -123,12 +124,12 @@ impl Attempt {
         let ignore_eos = sampling.ignore_eos && common.stop_ids.is_empty();
         let left = common.deadline.saturating_duration_since(Instant::now());
         let resume = (!self.generated.is_empty()).then(|| Resume {
-            generated: little_endian(&self.generated),
+            generated: tokens_le(&self.generated),
             rng_counter: self.generated.len() as u64,
         });
         Submit {
             request: RequestId(0),
-            tokens: little_endian(&common.prompt.ids),
+            tokens: tokens_le(&common.prompt.ids),
             sampling: Sampling { seed, ignore_eos, ..sampling.clone() },
             stop_ids: common.stop_ids.clone(),
             max_tokens: common.max_tokens,
@@ -152,14 +153,6 @@ fn computes_all(job: &Job) -> bool {
 /// do not hold up the few of another.
 fn on_the_worker(wanted: &PlacementRequest) -> i8 {
     if wanted.yields { wanted.priority.min(0).saturating_sub(1) } else { wanted.priority }
-}
-
-fn little_endian(ids: &[u32]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(4 * ids.len());
-    for id in ids {
-        bytes.extend_from_slice(&id.to_le_bytes());
-    }
-    bytes
 }
 
 fn millis(duration: Duration) -> u64 {

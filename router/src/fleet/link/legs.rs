@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::hangup::Hangup;
 use super::leg::{LegHandle, LegState, LegWork};
 use super::{Lease, Link, LinkError, NotTaken};
+use crate::core::blocks::tokens_le;
 use crate::core::frame::{
     Cancel, Continue, Failed, Finish, Frame, KvReady, RequestId, Step, Submit, Ticket,
 };
@@ -277,7 +278,7 @@ impl Link {
         {
             *goes_on = true;
         }
-        let generated = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let generated = tokens_le(ids);
         self.tell(request, Frame::Continue(Continue { request, generated }));
     }
 
