@@ -56,7 +56,9 @@ def test_candidates_are_listed_by_cost_and_those_excluded_come_last() -> None:
 def test_workers_that_the_router_did_not_keep_are_counted() -> None:
     def line(**left_out: Any) -> str:
         document = {"request": "req-1", "decisions": [decision(left_out=left_out)]}
-        [line] = [line for line in explain.describe(document).splitlines() if "more workers" in line]
+        [line] = [
+            line for line in explain.describe(document).splitlines() if "more workers" in line
+        ]
         return line
 
     some = line(candidates=1_200, excluded=3, least_ms=51.0, most_ms=9_000.5)

@@ -257,7 +257,7 @@ impl Letters {
     fn spell(&self, word: &[u8], ids: &mut Vec<u32>) {
         match self {
             Self::Bytes(bytes) => {
-                ids.extend(word.iter().filter_map(|byte| bytes[usize::from(*byte)]))
+                ids.extend(word.iter().filter_map(|byte| bytes[usize::from(*byte)]));
             }
             Self::Chars(letters) => letters.spell(word, ids),
         }
