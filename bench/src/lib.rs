@@ -23,6 +23,7 @@ mod replay;
 mod report;
 mod sim;
 mod trace;
+mod writes;
 
 /// Exit statuses; clap gives 2 as well.
 const FAILED: u8 = 1;
@@ -54,6 +55,8 @@ enum Command {
     Sim(Box<sim::SimArgs>),
     /// Time to first token over a bare worker link, in the router's place.
     Link(link::LinkArgs),
+    /// Events by a bare loop of writes, in the router's place.
+    Writes(writes::WritesArgs),
     /// Scheduling decisions alone, on one core.
     Decide(parts::decide::DecideArgs),
     /// The block index alone, on one core.
@@ -112,6 +115,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             print_json(&serde_json::to_value(parts::tokens::run(&args)?)?);
         }
         Command::Sim(args) => sim::run(&args)?,
+        Command::Writes(args) => writes::run(&args)?,
         Command::Link(args) => {
             print_json(&serde_json::to_value(one_thread()?.block_on(link::run(&args))?)?);
         }

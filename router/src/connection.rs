@@ -2,7 +2,8 @@
 //! the middle of an answer.
 //!
 //! `accept` takes connections in, `open` bounds them and makes room, `gate` keeps a burst of them beside running streams; `guarded` is the socket as the protocols see it,
-//! `socket` whose turn it is; `http1` and `http2` serve, `half_closed` keeps an answer for a client that only stopped
+//! `wire` what waits for it, `socket` whose turn it is; `http1` and `http2` serve, `events` sends streams of events over
+//! HTTP/1.1, `half_closed` keeps an answer for a client that only stopped
 //! writing, `unread` bounds what waits for clients that do not read.
 //!
 //! At the end each connection calls its own protocol's graceful shutdown. `hyper-util`'s `GracefulShutdown` would only bring
@@ -12,6 +13,7 @@
 
 mod accept;
 pub(crate) mod admin;
+mod events;
 mod gate;
 mod guarded;
 mod half_closed;
@@ -21,6 +23,7 @@ mod last_words;
 mod open;
 mod socket;
 mod unread;
+mod wire;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -58,7 +61,7 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
     let _open = clients.open.enter(&socket);
     let streams = socket.streams.clone();
     let conversation = async move {
-        let _ = socket.stream().set_nodelay(true); // fails only on a socket that is gone
+        let _ = socket.wire().stream.set_nodelay(true); // fails only on a socket that is gone
         tokio::select! {
             () = talk(&socket, clients) => {}
             () = clients.stopper.stopped() => {}

@@ -108,6 +108,8 @@ fn finish(routes: Router<Surface>, state: Arc<App>, surface: Surface) -> Router 
         .with_state(surface)
 }
 
+pub(crate) use reply::events::{EventStream, Outlet, PIECE_HEAD};
+
 /// In the place of an answer, where too many wait already for clients that do not read.
 pub(crate) fn too_much_unread() -> impl IntoResponse {
     let retry_after = Duration::from_secs(1);

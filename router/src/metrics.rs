@@ -20,7 +20,7 @@ use prometheus_client::registry::Registry;
 pub use exposition::Exposition;
 pub use grammars::Grammars;
 pub use http::Http;
-pub use kinds::{Counter, Gauge, Histogram, Labelled, SecondsCounter};
+pub use kinds::{Counter, Gauge, Histogram, Labelled, Observations, SecondsCounter};
 pub use labels::{ByAnswer, ByOutcome, ByPolicy, ByPull, ByReason, ByResult, ByStage};
 pub use legs::Legs;
 pub use links::Links;

@@ -91,6 +91,11 @@ impl Gate {
         })
         .await
     }
+
+    /// A stream is written elsewhere than in its own task.
+    pub(super) fn stream_goes(&self) {
+        self.rounds.stream_goes();
+    }
 }
 
 impl Drop for Gate {
@@ -144,7 +149,7 @@ impl Rounds {
         any
     }
 
-    /// A stream is polled.
+    /// A stream is polled, or written elsewhere.
     fn stream_goes(&self) {
         if self.outside.load(Relaxed) > 0 {
             self.polls.fetch_add(1, Relaxed);

@@ -5,7 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
@@ -17,6 +17,9 @@ use crate::app::App;
 
 /// What HTTP/2 begins with.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Read at once of a request that comes before its turn. A guess.
+const READ_BYTES: usize = 1 << 10;
 
 /// What a client speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +73,50 @@ impl Guarded {
         Ok(Some(protocol))
     }
 
+    /// What was read too far comes again.
+    pub(super) fn read_again(&mut self, bytes: Bytes) {
+        self.begin = if self.begin.is_empty() {
+            bytes
+        } else {
+            [bytes, self.begin.split_off(0)].concat().into()
+        };
+    }
+
+    /// Writes what waits of a stream of events.
+    pub(super) fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let mut wire = self.socket.wire();
+            if wire.is_free() {
+                self.stalled = None;
+                return Poll::Ready(Ok(()));
+            }
+            let written = wire.poll_write(context);
+            drop(wire);
+            ready!(self.watch(context, written))?;
+        }
+    }
+
+    /// Waits for the client to break off while its answer is sent. A further request of it stays here: one read of it at most,
+    /// and the rest in the socket.
+    pub(super) fn poll_broken(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
+        if !self.begin.is_empty() {
+            return Poll::Pending;
+        }
+        let mut bytes = [0; READ_BYTES];
+        let mut buffer = ReadBuf::new(&mut bytes);
+        match Pin::new(&mut *self).poll_read(context, &mut buffer) {
+            Poll::Ready(Ok(())) if buffer.filled().is_empty() => {
+                Poll::Ready(io::ErrorKind::UnexpectedEof.into())
+            }
+            Poll::Ready(Ok(())) => {
+                self.begin = Bytes::copy_from_slice(buffer.filled());
+                Poll::Pending
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(error),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
     fn watch<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -103,7 +150,7 @@ impl AsyncRead for Guarded {
         }
         if !self.is_over {
             let before = buffer.filled().len();
-            let read = Pin::new(&mut *self.socket.stream()).poll_read(context, buffer);
+            let read = Pin::new(&mut self.socket.wire().stream).poll_read(context, buffer);
             if buffer.filled().len() > before {
                 self.socket.hear();
                 return read;
@@ -125,7 +172,7 @@ impl AsyncWrite for Guarded {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.socket.unflushed.store(true, Relaxed);
-        let written = Pin::new(&mut *self.socket.stream()).poll_write(context, bytes);
+        let written = Pin::new(&mut self.socket.wire().stream).poll_write(context, bytes);
         self.watch(context, written)
     }
 
@@ -135,7 +182,7 @@ impl AsyncWrite for Guarded {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.socket.unflushed.store(true, Relaxed);
-        let written = Pin::new(&mut *self.socket.stream()).poll_write_vectored(context, parts);
+        let written = Pin::new(&mut self.socket.wire().stream).poll_write_vectored(context, parts);
         self.watch(context, written)
     }
 
@@ -145,11 +192,11 @@ impl AsyncWrite for Guarded {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.socket.unflushed.store(false, Relaxed); // called when all is written
-        Pin::new(&mut *self.socket.stream()).poll_flush(context)
+        Pin::new(&mut self.socket.wire().stream).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.socket.stream()).poll_shutdown(context)
+        Pin::new(&mut self.socket.wire().stream).poll_shutdown(context)
     }
 }
 
@@ -162,15 +209,15 @@ impl AsyncWrite for Plain<'_> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0.stream()).poll_write(context, bytes)
+        Pin::new(&mut self.0.wire().stream).poll_write(context, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.stream()).poll_flush(context)
+        Pin::new(&mut self.0.wire().stream).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.stream()).poll_shutdown(context)
+        Pin::new(&mut self.0.wire().stream).poll_shutdown(context)
     }
 }
 

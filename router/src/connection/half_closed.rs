@@ -105,8 +105,8 @@ impl Socket {
             turn.wake_reader();
         }
         drop(turn);
-        let stream = self.stream();
-        if !matches!(stream.take_error(), Ok(None)) {
+        let wire = self.wire();
+        if !matches!(wire.stream.take_error(), Ok(None)) {
             return Look::Gone;
         }
         // what hyper has begun to write may not be broken into
@@ -116,7 +116,7 @@ impl Socket {
         if version < Version::HTTP_11 {
             return if since.elapsed() > BLIND { Look::Gone } else { Look::There };
         }
-        match stream.try_write(PROBE) {
+        match wire.stream.try_write(PROBE) {
             Ok(written) if written == PROBE.len() => Look::There,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Look::There,
             Ok(_) | Err(_) => Look::Gone,
@@ -161,7 +161,9 @@ mod tests {
     async fn looks_begin_at_once_and_become_few() {
         let (socket, client) = pair().await;
         let _answering = Answering::begin(&socket, Version::HTTP_11, false);
-        std::future::poll_fn(|context| socket.stream().poll_write_ready(context)).await.unwrap();
+        std::future::poll_fn(|context| socket.wire().stream.poll_write_ready(context))
+            .await
+            .unwrap();
         assert!(shut(&socket) && !is_gone_within_a_minute(&socket).await);
         client.readable().await.unwrap();
         let heard = heard(&client);
@@ -178,7 +180,7 @@ mod tests {
         assert!(shut(&socket) && !is_gone_within_a_minute(&socket).await);
         assert!(!shut(&socket), "hyper learns of it");
         assert!(heard(&client).is_empty());
-        answering.received();
+        answering.received(false);
     }
 
     #[tokio::test(start_paused = true)]
@@ -217,7 +219,7 @@ mod tests {
         let (socket, client) = pair().await;
         let answering = Answering::begin(&socket, Version::HTTP_11, false);
         answering.answered(false);
-        assert_eq!(socket.stream().try_write(b"HTTP").unwrap(), 4);
+        assert_eq!(socket.wire().stream.try_write(b"HTTP").unwrap(), 4);
         client.readable().await.unwrap();
         drop(client); // with bytes that it has not read
         assert!(shut(&socket) && is_gone_within_a_minute(&socket).await);

@@ -1,77 +1,131 @@
 //! HTTP/1: one request after the other.
 
 use std::convert::Infallible;
-use std::pin::Pin;
-use std::sync::Arc;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use axum::body::Body as AnswerBody;
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use hyper::Request;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use hyper::server::conn::http1;
+use hyper::server::conn::http1::{self, Parts};
 use hyper::service::{Service as _, service_fn};
+use hyper::{Request, Version};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 
 use super::Clients;
+use super::events::{self, COMMENT, StreamedAnswer, asks_to_close};
 use super::guarded::Guarded;
 use super::last_words::HEADERS_TOO_SLOW;
 use super::socket::{Answering, Socket};
 use super::unread::UnreadCharge;
 use crate::http::access::Entrance;
-use crate::http::too_much_unread;
+use crate::http::{EventStream, too_much_unread};
 
 /// Longest head of a request, in bytes; also what hyper keeps of a request or an answer at most.
 const BUFFER: usize = 128 << 10;
 
 /// Of an answer, what is given to hyper at once: many events, and most whole answers.
 const PIECE: usize = 64 << 10;
-/// An event that says nothing: it shows whether the client is there.
-const COMMENT: &[u8] = b":\n\n";
 
-pub(super) async fn serve(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) {
-    let late = {
-        let routes = TowerToHyperService::new(clients.routes.clone());
-        let service = service_fn(|mut request: Request<Incoming>| {
-            let receiving = !request.body().is_end_stream();
-            let answering = Arc::new(Answering::begin(socket, request.version(), receiving));
-            request.extensions_mut().insert(socket.peer);
-            request.extensions_mut().insert(Entrance::of(socket.peer.address));
-            let held = receiving.then(|| Arc::clone(&answering));
-            let answer = routes.call(request.map(|body| Received { body, answering: held }));
-            async move {
-                let answer = answer.await?;
-                let events = is_event_stream(&answer);
-                answering.answered(events);
-                Ok::<_, Infallible>(charge(answer, events, socket, clients, answering))
-            }
-        });
-        let mut http = http1::Builder::new();
-        http.header_read_timeout(None); // hyper's also runs while a connection rests
-        http.max_buf_size(BUFFER);
-        let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(io), service));
-        let mut late = std::pin::pin!(socket.late(clients.app.config.http.header_timeout));
-        let mut gone = std::pin::pin!(socket.gone());
-        let mut draining = false;
-        loop {
-            tokio::select! {
-                _ = connection.as_mut() => break false,
-                () = late.as_mut() => break true,
-                () = gone.as_mut() => break false,
-                () = socket.evicted() => break false,
-                () = clients.stopper.draining(), if !draining => {
-                    draining = true;
-                    connection.as_mut().graceful_shutdown();
+pub(super) async fn serve(mut io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) {
+    loop {
+        match talk(io, socket, clients).await {
+            End::Closed => return,
+            End::Late => break,
+            End::Streams(back, answer) => {
+                io = back;
+                if !events::send(*answer, &mut io, socket, clients).await {
+                    return;
                 }
             }
         }
-    };
-    if late && socket.has_asked() {
+    }
+    if socket.has_asked() {
         clients.app.metrics.http.request("unknown", 408, "headers_too_slow");
         HEADERS_TOO_SLOW.say(socket).await;
     }
+}
+
+/// How it ends that hyper serves a connection.
+enum End {
+    Closed,
+    /// The client is too late with its request.
+    Late,
+    /// Hyper read all of a request whose answer is a stream of events, and has nothing to write.
+    Streams(Guarded, Box<StreamedAnswer>),
+}
+
+/// Serves as hyper does, up to the next stream of events.
+async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End {
+    let streamed: Mutex<Option<Box<StreamedAnswer>>> = Mutex::new(None);
+    let routes = TowerToHyperService::new(clients.routes.clone());
+    let service = service_fn(|mut request: Request<Incoming>| {
+        let receiving = !request.body().is_end_stream();
+        let version = request.version();
+        let is_last = asks_to_close(request.headers());
+        let answering = Arc::new(Answering::begin(socket, version, receiving));
+        request.extensions_mut().insert(socket.peer);
+        request.extensions_mut().insert(Entrance::of(socket.peer.address));
+        let held = receiving.then(|| Arc::clone(&answering));
+        let answer = routes.call(request.map(|body| Received { body, answering: held }));
+        let streamed = &streamed;
+        async move {
+            let mut answer = answer.await?;
+            let is_events = is_event_stream(&answer);
+            answering.answered(is_events);
+            let takes_chunks = version == Version::HTTP_11;
+            if takes_chunks
+                && answering.is_read()
+                && let Some(events) = answer.extensions_mut().remove::<EventStream>()
+            {
+                let (head, _) = answer.into_parts();
+                let answer = StreamedAnswer { head, events, answering, is_last };
+                *streamed.lock().expect("no holder panics") = Some(Box::new(answer));
+                return std::future::pending().await; // hyper has no further part in it
+            }
+            Ok::<_, Infallible>(charge(answer, is_events, socket, clients, answering))
+        }
+    });
+    let mut http = http1::Builder::new();
+    http.header_read_timeout(None); // hyper's also runs while a connection rests
+    http.max_buf_size(BUFFER);
+    let mut connection = http.serve_connection(TokioIo::new(io), service);
+    let mut late = pin!(socket.late(clients.app.config.http.header_timeout));
+    let mut gone = pin!(socket.gone());
+    let mut draining = false;
+    let answer = loop {
+        let turn = poll_fn(|context| {
+            if Pin::new(&mut connection).poll(context).is_ready() {
+                return Poll::Ready(None);
+            }
+            // hyper has flushed all of what came before, unless the socket is full
+            let is_flushed = !socket.unflushed.load(Relaxed);
+            let answer = streamed.lock().expect("no holder panics").take_if(|_| is_flushed);
+            answer.map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))
+        });
+        tokio::select! {
+            turn = turn => match turn {
+                Some(answer) => break answer,
+                None => return End::Closed,
+            },
+            () = late.as_mut() => return End::Late,
+            () = gone.as_mut() => return End::Closed,
+            () = socket.evicted() => return End::Closed,
+            () = clients.stopper.draining(), if !draining => {
+                draining = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+        }
+    };
+    let Parts { io, read_buf, .. } = connection.into_parts();
+    let mut io = io.into_inner();
+    io.read_again(read_buf);
+    End::Streams(io, answer)
 }
 
 pub(super) fn is_event_stream(answer: &Response) -> bool {
@@ -102,16 +156,16 @@ struct Received {
 }
 
 impl Received {
-    fn over(&mut self) {
+    fn over(&mut self, is_whole: bool) {
         if let Some(answering) = self.answering.take() {
-            answering.received();
+            answering.received(is_whole);
         }
     }
 }
 
 impl Drop for Received {
     fn drop(&mut self) {
-        self.over();
+        self.over(false);
     }
 }
 
@@ -124,8 +178,10 @@ impl Body for Received {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(frame, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream() {
-            self.over();
+        let failed = matches!(frame, Poll::Ready(Some(Err(_))));
+        let is_whole = matches!(frame, Poll::Ready(None)) || self.body.is_end_stream();
+        if failed || is_whole {
+            self.over(is_whole && !failed);
         }
         frame
     }
@@ -191,7 +247,7 @@ mod tests {
     use super::*;
 
     fn sent(socket: &Arc<Socket>, body: impl Into<AnswerBody>, events: bool) -> Sent {
-        let answering = Arc::new(Answering::begin(socket, hyper::Version::HTTP_11, false));
+        let answering = Arc::new(Answering::begin(socket, Version::HTTP_11, false));
         Sent { body: body.into(), rest: Bytes::new(), events, answering, _charge: None }
     }
 
@@ -215,7 +271,7 @@ mod tests {
         };
         for events in [false, true] {
             let mut sent = sent(&socket, nothing(), events);
-            socket.comment.store(true, std::sync::atomic::Ordering::Relaxed);
+            socket.comment.store(true, Relaxed);
             let frame = futures_util::FutureExt::now_or_never(sent.frame());
             let comment = frame.map(|frame| frame.unwrap().unwrap().into_data().unwrap());
             assert_eq!(comment.as_deref(), events.then_some(COMMENT));

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::gate::{RunningStream, Streams};
 use super::half_closed::Shut;
+use super::wire::ClientWire;
 use crate::net::Peer;
 
 /// A connection may rest this long between two requests. A guess: longer than the 60 s after which clients and proxies
@@ -22,7 +23,7 @@ pub(super) struct Socket {
     pub(super) peer: Peer,
     /// Streams of events that run on it.
     pub(super) streams: Streams,
-    stream: Mutex<TcpStream>,
+    wire: Mutex<ClientWire>,
     /// Bytes came since the last ones that were sent.
     asked: AtomicBool,
     /// Hyper has more to write than it has written.
@@ -94,7 +95,7 @@ impl Socket {
         Self {
             peer,
             streams: Streams::default(),
-            stream: Mutex::new(stream),
+            wire: Mutex::new(ClientWire::new(stream)),
             asked: AtomicBool::new(false),
             unflushed: AtomicBool::new(false),
             unread: AtomicUsize::new(0),
@@ -105,8 +106,8 @@ impl Socket {
         }
     }
 
-    pub(super) fn stream(&self) -> MutexGuard<'_, TcpStream> {
-        self.stream.lock().expect("no holder panics")
+    pub(super) fn wire(&self) -> MutexGuard<'_, ClientWire> {
+        self.wire.lock().expect("no holder panics")
     }
 
     pub(super) fn turn(&self) -> MutexGuard<'_, WriteTurn> {
@@ -200,6 +201,8 @@ impl Drop for WriteTurn {
 pub(super) struct Answering {
     socket: Arc<Socket>,
     stream: OnceLock<RunningStream>,
+    /// All of its request was read.
+    is_read: AtomicBool,
 }
 
 impl Answering {
@@ -212,12 +215,19 @@ impl Answering {
         turn.asking = false;
         turn.version = version;
         drop(turn);
-        Self { socket: Arc::clone(socket), stream: OnceLock::new() }
+        let is_read = AtomicBool::new(!receiving);
+        Self { socket: Arc::clone(socket), stream: OnceLock::new(), is_read }
     }
 
     /// The whole request is here, or nobody wants the rest of it.
-    pub(super) fn received(&self) {
+    pub(super) fn received(&self, is_whole: bool) {
+        self.is_read.store(is_whole, Relaxed);
         self.socket.turn().receiving -= 1;
+    }
+
+    /// What comes next on the connection is the next request.
+    pub(super) fn is_read(&self) -> bool {
+        self.is_read.load(Relaxed)
     }
 
     /// Its answer begins; `events`: as a stream of events.
@@ -322,6 +332,18 @@ mod tests {
         assert_eq!(late(&socket).await, REST.as_secs_f64() - 5.0);
         let _answering = answer(&socket);
         assert!(!socket.turn().answers_in_order());
+    }
+
+    #[tokio::test]
+    async fn a_request_is_read_when_its_end_was_seen() {
+        let (socket, _client) = pair().await;
+        assert!(answer(&socket).is_read(), "it has no body");
+        for is_whole in [false, true] {
+            let answering = Answering::begin(&socket, Version::HTTP_11, true);
+            assert!(!answering.is_read());
+            answering.received(is_whole);
+            assert_eq!(answering.is_read(), is_whole, "others dropped it");
+        }
     }
 
     #[tokio::test]

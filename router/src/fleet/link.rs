@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout};
@@ -25,6 +26,7 @@ pub(crate) use self::leg::{LegWork, Partner};
 use self::legs::Legs;
 use super::codec::{CodecError, FrameArrival, FrameReader, FrameWriter};
 use super::registry::Registry;
+use super::stream::Burst;
 use crate::core::candidate::WorkerId;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Describe, Frame, ModelPart, Ping, RequestId, Submit};
@@ -269,8 +271,19 @@ impl Link {
         mut events: BlockEvents,
     ) -> LinkError {
         let mut pace = Pace::new(self.registry.clock_ms());
+        let (mut burst, calls) = (Burst::default(), &self.registry.metrics.requests.direct_reads);
         loop {
-            let frame = match reader.next_telling(|arrival| self.arrives(arrival)).await {
+            let next = reader.next_telling(|arrival| self.arrives(arrival));
+            let next = if burst.is_empty() { Some(next.await) } else { next.now_or_never() };
+            let Some(next) = next else {
+                // nothing more is there: whoever got something in these frames reads it
+                self.heard();
+                self.behind.store(true, Relaxed);
+                burst.flush(calls).await;
+                self.behind.store(false, Relaxed);
+                continue;
+            };
+            let frame = match next {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return LinkError::Closed,
                 Err(error) => return error.into(),
@@ -278,12 +291,18 @@ impl Link {
             self.heard();
             self.behind.store(true, Relaxed);
             let cost = cost(&frame);
-            if let Err(error) = self.take_in(frame, &mut events).await {
+            if !matches!(frame, Frame::Step(_)) {
+                burst.flush(calls).await; // what comes now may take long
+            }
+            if let Err(error) = self.take_in(frame, &mut events, &mut burst).await {
                 return error;
             }
             if let Some(resync) = events.ask(self.registry.clock_ms()) {
                 self.registry.metrics.scheduling.resyncs.inc();
                 self.send(Frame::Resync(resync));
+            }
+            if burst.ends_after_frame() || pace.would_sleep(cost) {
+                burst.flush(calls).await;
             }
             pace.keep(cost, &self.registry).await;
             self.heard();
@@ -295,10 +314,11 @@ impl Link {
         self: &Arc<Self>,
         frame: Frame,
         events: &mut BlockEvents,
+        burst: &mut Burst,
     ) -> Result<(), LinkError> {
         match frame {
             Frame::Step(step) => {
-                let withdrawn = self.step(step);
+                let withdrawn = self.step(step, burst);
                 self.disbelieve(withdrawn, events);
             }
             Frame::Snapshot(part) => {

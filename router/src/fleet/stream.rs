@@ -2,9 +2,10 @@
 //! since the reader last looked. Nothing is dropped, and it holds no more than the request's own `max_tokens`.
 
 mod chunk;
+mod direct;
 
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use crate::process::lock::{Held, Lock};
 
 pub use self::chunk::Chunk;
 use self::chunk::wrong_vector;
+pub(crate) use self::direct::Burst;
+pub use self::direct::DirectReader;
 
 /// Where links put the tokens of a request's legs.
 #[derive(Debug)]
@@ -38,6 +41,10 @@ struct State {
     error: Option<(RouteError, WorkerId)>,
     /// The reader waits.
     waker: Option<Waker>,
+    /// Called in the place of a wake while the legs go on.
+    direct: Option<Weak<dyn DirectReader>>,
+    /// It is among those that are to be called.
+    is_listed: bool,
     /// The reader has looked at least once: from then on it can stall.
     read: bool,
     /// Since when `chunk` waits for the reader.
@@ -67,6 +74,8 @@ impl Mailbox {
             from,
             error: None,
             waker: None,
+            direct: None,
+            is_listed: false,
             read: false,
             waiting_since: None,
             last_arrival: None,
@@ -81,8 +90,8 @@ impl Mailbox {
         self
     }
 
-    /// Adds what a step brought, and wakes the reader.
-    pub(crate) fn append(&self, output: Output, now: Instant) -> Appended {
+    /// Adds what a step brought. Its reader hears of it with `burst`.
+    pub(crate) fn append(&self, output: Output, now: Instant, burst: &mut Burst) -> Appended {
         let mut state = self.lock();
         if output.ids.len() > state.allowed {
             return Appended::Wrong("more tokens than max_tokens");
@@ -128,7 +137,7 @@ impl Mailbox {
         chunk.accepted = chunk.accepted.saturating_add(output.accepted);
         state.waiting_since.get_or_insert(now);
         let gap = state.last_arrival.replace(now).map(|last| now - last);
-        wake(state);
+        state.tell(burst);
         Appended::Fine(gap)
     }
 
@@ -163,6 +172,7 @@ impl Mailbox {
             state.read = true;
             state.waiting_since = None;
         }
+        state.is_listed = false;
         if state.chunk.has_news() {
             state.waiting_since = None;
             state.memory.give_all_back();
@@ -181,6 +191,23 @@ impl Mailbox {
 
     fn lock(&self) -> Held<'_, State> {
         self.0.lock()
+    }
+}
+
+impl State {
+    /// Something came. An end is for the reader's own task: it may have to place the rest elsewhere.
+    fn tell(&mut self, burst: &mut Burst) {
+        if self.is_listed {
+            return;
+        }
+        let goes_on = self.chunk.finish.is_none() && self.error.is_none();
+        let direct = self.direct.as_ref().filter(|_| goes_on);
+        if let Some(reader) = direct.and_then(Weak::upgrade) {
+            self.is_listed = true;
+            burst.calls(reader);
+        } else if let Some(waker) = self.waker.take() {
+            burst.wakes(waker);
+        }
     }
 }
 
@@ -239,6 +266,11 @@ impl TokenStream {
         context: &mut Context<'_>,
     ) -> Poll<Result<Chunk, (RouteError, WorkerId)>> {
         self.mailbox.poll_next(context)
+    }
+
+    /// From now on links call this reader, rather than wake the task that waits.
+    pub(crate) fn read_directly(&self, reader: Weak<dyn DirectReader>) {
+        self.mailbox.lock().direct = Some(reader);
     }
 
     /// Who is to send the next token.

@@ -14,6 +14,8 @@ group! {
             "Connections turned away because --max-connections were open.";
         connections_stalled: Counter = "headrace_http_connections_stalled_total",
             "Connections cut because the client read nothing for --stall-timeout-ms.";
+        stream_waits: Counter = "headrace_http_stream_waits_total",
+            "Events of HTTP/1.1 streams that had to wait because their client's socket was full.";
         connections_evicted: Counter = "headrace_http_connections_evicted_total",
             "Connections closed while they rested, to make room for new ones.";
         answers_stalled: Counter = "headrace_http_answers_stalled_total",

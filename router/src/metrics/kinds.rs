@@ -4,13 +4,14 @@
 use std::fmt;
 use std::hash::Hash;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
 pub use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 pub use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::{MetricType, TypedMetric as _, histogram};
+use prometheus_client::metrics::{MetricType, TypedMetric as _};
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 /// A time in seconds that grows.
@@ -63,29 +64,60 @@ pub(super) fn stem_and_unit(name: &str) -> (&str, Option<&'static Unit>) {
 }
 
 /// Durations, counted by size.
-#[derive(Debug, Clone)]
-pub struct Histogram(histogram::Histogram);
+#[derive(Debug, Clone, Default)]
+pub struct Histogram(Arc<Mutex<Observations>>);
 
-impl Default for Histogram {
-    fn default() -> Self {
-        Self(histogram::Histogram::new(SECONDS))
+/// Durations that are not in a histogram yet: whoever sees many gathers them, and takes the histogram's lock once.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Observations {
+    sum_s: f64,
+    /// By the bound that they are below, and those above all bounds.
+    counts: [u64; SECONDS.len() + 1],
+}
+
+impl Observations {
+    /// Counts a duration.
+    pub fn observe(&mut self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        self.sum_s += seconds;
+        self.counts[SECONDS.partition_point(|bound| *bound < seconds)] += 1;
     }
 }
 
 impl Histogram {
     /// Counts a duration.
     pub fn observe(&self, duration: Duration) {
-        self.0.observe(duration.as_secs_f64());
+        self.observed().observe(duration);
+    }
+
+    /// Counts all of them, and leaves none.
+    pub fn observe_all(&self, observations: &mut Observations) {
+        let Observations { sum_s, counts } = std::mem::take(observations);
+        if counts.iter().all(|count| *count == 0) {
+            return;
+        }
+        let mut observed = self.observed();
+        observed.sum_s += sum_s;
+        for (all, more) in observed.counts.iter_mut().zip(counts) {
+            *all += more;
+        }
+    }
+
+    fn observed(&self) -> MutexGuard<'_, Observations> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner) // a count more or less
     }
 }
 
 impl EncodeMetric for Histogram {
-    fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
-        self.0.encode(encoder)
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let Observations { sum_s, counts } = *self.observed();
+        let bounds = SECONDS.into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
+        encoder.encode_histogram::<NoLabelSet>(sum_s, counts.iter().sum(), &buckets, None)
     }
 
     fn metric_type(&self) -> MetricType {
-        histogram::Histogram::TYPE
+        MetricType::Histogram
     }
 }
 
@@ -118,5 +150,27 @@ impl<L: Clone + Eq + Hash + EncodeLabelSet> EncodeMetric for Labelled<L> {
 
     fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_counted_below_their_bounds_together_or_one_by_one() {
+        let (one_by_one, together) = (Histogram::default(), Histogram::default());
+        let mut gathered = Observations::default();
+        for us in [0, 500, 501, 1_000, 640_000_000, 640_000_001] {
+            one_by_one.observe(Duration::from_micros(us));
+            gathered.observe(Duration::from_micros(us));
+        }
+        together.observe_all(&mut gathered);
+        together.observe_all(&mut gathered); // there is nothing left
+        for histogram in [one_by_one, together] {
+            let Observations { sum_s, counts } = *histogram.observed();
+            assert!((sum_s - 1_280.002_002).abs() < 1e-6, "{sum_s}");
+            assert_eq!((counts[0], counts[1], counts[19], counts[20]), (2, 2, 1, 1));
+        }
     }
 }

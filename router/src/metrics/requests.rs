@@ -20,6 +20,8 @@ group! {
             "Tokens generated.";
         cached_tokens: Counter = "headrace_cached_tokens_total",
             "Tokens of prompts that workers took from their prefix caches.";
+        direct_reads: Counter = "headrace_direct_reads_total",
+            "Times that a worker's link gave a stream its tokens itself, without waking the task of its connection.";
         drafted_tokens: Counter = "headrace_drafted_tokens_total",
             "Tokens that workers drafted (--mtp) and checked.";
         accepted_tokens: Counter = "headrace_accepted_tokens_total",

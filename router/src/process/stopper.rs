@@ -26,6 +26,10 @@ impl Stopper {
         self.drain.cancelled().await;
     }
 
+    pub(crate) fn is_draining(&self) -> bool {
+        self.drain.is_cancelled()
+    }
+
     pub(crate) async fn stopping(&self) {
         self.stop.cancelled().await;
     }

@@ -1,7 +1,7 @@
 //! From a job to its deltas: encode, check, place and submit every choice, then merge what comes back.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
@@ -12,6 +12,7 @@ use crate::app::App;
 use crate::core::frame::Sampling;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
+use crate::fleet::stream::DirectReader;
 use crate::prompt::{Prompt, PromptEngine, Room};
 
 /// The answer to a job, while it is made. Dropping it cancels what still runs.
@@ -145,6 +146,14 @@ impl Answer {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
+    /// From now on links call this reader when they bring tokens, rather than wake the task that polls the answer. The reader
+    /// polls it then. Nothing changes where choices may come in any order: one poll looks at all of them.
+    pub(crate) fn read_directly(&mut self, reader: Weak<dyn DirectReader>) {
+        if let [choice] = &mut self.choices[..] {
+            choice.read_directly(reader);
+        }
+    }
+
     /// Tokens so far; final after `next` gave `None`.
     #[must_use]
     pub fn usage(&self) -> Usage {
@@ -184,7 +193,11 @@ impl Answer {
         if all { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, RouteError>>> {
+    /// As [`Self::next`].
+    pub(crate) fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Delta, RouteError>>> {
         if self.over {
             return Poll::Ready(None);
         }

@@ -6,7 +6,7 @@ mod elsewhere;
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::core::frame::{Finish, TokenLogprob};
 use crate::decisions::actual::Recorder;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
-use crate::fleet::stream::Chunk;
+use crate::fleet::stream::{Chunk, DirectReader};
 use crate::limits::shares::StreamPermit;
 use crate::prompt::Decoder;
 
@@ -104,6 +104,8 @@ pub(super) struct Choice {
     cached_tokens: Option<u32>,
     /// Tokens whose ends were in no delta yet.
     untold: usize,
+    /// Whom its links call, where that is not the task that polls it.
+    reader: Option<Weak<dyn DirectReader>>,
 }
 
 type Placing =
@@ -151,6 +153,7 @@ impl Choice {
             rejected_drafts: 0,
             cached_tokens: None,
             untold: 0,
+            reader: None,
         }
     }
 
@@ -176,6 +179,14 @@ impl Choice {
 
     pub(super) fn ended(&self) -> bool {
         matches!(self.state, State::Ended)
+    }
+
+    /// From now on links call this reader when they bring tokens.
+    pub(super) fn read_directly(&mut self, reader: Weak<dyn DirectReader>) {
+        if let State::Running(leg) = &self.state {
+            leg.stream.read_directly(Weak::clone(&reader));
+        }
+        self.reader = Some(reader);
     }
 
     /// The client is gone.
@@ -205,7 +216,12 @@ impl Choice {
     ) -> Poll<Result<(), RouteError>> {
         while let State::Placing(placing) = &mut self.state {
             match std::task::ready!(placing.as_mut().poll(context)) {
-                Ok(leg) => self.state = State::Running(leg),
+                Ok(leg) => {
+                    if let Some(reader) = &self.reader {
+                        leg.stream.read_directly(Weak::clone(reader));
+                    }
+                    self.state = State::Running(leg);
+                }
                 Err((error, worker)) => self.again(error, worker)?,
             }
         }
@@ -283,6 +299,9 @@ impl Choice {
     }
 
     fn note_drafts(&mut self, drafted: u32, accepted: u32) {
+        if drafted == 0 {
+            return; // most workers draft nothing, and the counters are everybody's
+        }
         self.accepted_drafts = self.accepted_drafts.saturating_add(accepted);
         self.rejected_drafts = self.rejected_drafts.saturating_add(drafted - accepted);
         let metrics = &self.common.app.metrics;
@@ -298,8 +317,9 @@ impl Choice {
             request_trace.first_token(choice, first, first.saturating_duration_since(submitted));
         }
         self.delivered = true;
-        if let State::Running(leg) = &self.state
-            && let Some(last) = leg.stream.last_arrival().filter(|_| is_last)
+        if is_last
+            && let State::Running(leg) = &self.state
+            && let Some(last) = leg.stream.last_arrival()
         {
             request_trace.last_token(last);
         }

@@ -68,8 +68,8 @@ pub(crate) struct RunningResponse {
 
 impl RunningResponse {
     /// Comes when somebody cancels it.
-    pub(crate) async fn cancelled(&self) {
-        self.cancel.cancelled().await;
+    pub(crate) fn cancelled(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.cancel.clone().cancelled_owned()
     }
 }
 

@@ -48,6 +48,11 @@ impl TestRouter {
         Self::with(Behaviour::says("w", text), args()).await
     }
 
+    /// Takes no new connections, and ends those that there are after their answers.
+    pub(super) fn drain(&self) {
+        self.stopper.drain();
+    }
+
     pub(super) async fn connect(&self) -> Connection {
         Connection::of(TcpStream::connect(self.address).await.unwrap())
     }

@@ -5,3 +5,4 @@ mod framing;
 mod half_closed;
 mod http2;
 mod sockets;
+mod streams;

@@ -51,6 +51,11 @@ impl Pace {
         }
     }
 
+    /// [`Self::keep`] may sleep after a frame of this cost.
+    pub(super) fn would_sleep(&self, cost: usize) -> bool {
+        self.allowed < cost as f64
+    }
+
     /// Takes `cost` from what is allowed; how long to wait until that was allowed.
     fn spend(&mut self, cost: usize, now_ms: f64) -> Duration {
         let earned = (now_ms - self.at_ms).max(0.0) / 1e3 * COST_A_SECOND;

@@ -20,9 +20,9 @@ use crate::core::frame::{
 use crate::core::scheduler::{LegDeadlines, LegOutput, Withdrawal};
 use crate::error::{Cause, RouteError};
 use crate::fleet::registry::Said;
-use crate::fleet::stream::{Appended, Mailbox};
+use crate::fleet::stream::{Appended, Burst, Mailbox};
 use crate::limits::memory::Refused;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Observations};
 use crate::process::lock::Held;
 
 /// A worker frees the blocks of a cancelled request in this time. A guess: a long prefill step on a CPU fits in.
@@ -44,11 +44,24 @@ pub(super) struct Legs {
 #[derive(Default)]
 struct Follows {
     said: Said,
+    /// Between the outputs of each leg.
+    gaps: Observations,
     wrong: Vec<(RequestId, Arc<Mailbox>, &'static str)>,
     /// What found no memory.
     refused: Vec<(RequestId, Arc<Mailbox>, Refused)>,
     go_on: Vec<(Arc<Link>, RequestId, Vec<u32>)>,
     needless: Vec<(Arc<Link>, RequestId)>,
+}
+
+impl Follows {
+    /// Once for all outputs, so that links do not meet at the counters for each token.
+    fn count(&mut self, metrics: &Metrics) {
+        metrics.requests.completion_tokens.inc_by(self.said.tokens);
+        metrics.requests.itl_seconds.observe_all(&mut self.gaps);
+        for _ in &self.said.ended {
+            metrics.legs.ended.inc("finished");
+        }
+    }
 }
 
 impl Legs {
@@ -99,8 +112,8 @@ impl Legs {
         &mut self,
         output: crate::core::frame::Output,
         now: Instant,
-        metrics: &Metrics,
         follows: &mut Follows,
+        burst: &mut Burst,
     ) {
         let (request, finished) = (output.request, output.finish.is_some());
         let complete = matches!(output.finish, Some(Finish::Stop | Finish::Length));
@@ -118,7 +131,6 @@ impl Legs {
             }
             LegWork::Whole | LegWork::Prefill(_) | LegWork::Decode { .. } => {}
         }
-        metrics.requests.completion_tokens.inc_by(output.ids.len() as u64);
         // a worker that does not say what its cache gave is held to have got nothing from it
         let first = leg.generated == 0 && !output.ids.is_empty();
         if let Some(cached_tokens) = output.cached_tokens.or(first.then_some(0)) {
@@ -130,8 +142,8 @@ impl Legs {
         follows.said.tokens += output.ids.len() as u64;
         leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
         let ids = matches!(leg.part, LegWork::Prefill(_)).then(|| output.ids.clone());
-        match mailbox.append(output, now) {
-            Appended::Fine(Some(gap)) => metrics.requests.itl_seconds.observe(gap),
+        match mailbox.append(output, now, burst) {
+            Appended::Fine(Some(gap)) => follows.gaps.observe(gap),
             Appended::Fine(None) => {}
             Appended::Wrong(what) => return wrong(what),
             Appended::Refused(refused) => {
@@ -149,7 +161,6 @@ impl Legs {
             }
         }
         if finished {
-            metrics.legs.ended.inc("finished");
             follows.said.ended.push((request, leg.output(complete)));
             self.by_request.remove(&request);
         }
@@ -420,17 +431,20 @@ impl Link {
 
     // ---- what the worker says of legs ----
 
-    /// The hot path: one look-up, one lock and one wake for each output, one lock of the registry for all.
-    pub(super) fn step(&self, mut step: Step) -> Option<Withdrawal> {
+    /// The hot path: one look-up and one lock for each output, whose reader is called after the burst or woken; one lock of
+    /// the registry and of what is counted for all.
+    pub(super) fn step(&self, mut step: Step, burst: &mut Burst) -> Option<Withdrawal> {
         let now = Instant::now();
         let mut follows = Follows::default();
         let outputs = std::mem::take(&mut step.outputs);
         if !outputs.is_empty() {
             let mut legs = self.legs();
             for output in outputs {
-                legs.take_in(output, now, &self.registry.metrics, &mut follows);
+                legs.take_in(output, now, &mut follows, burst);
             }
         }
+        follows.count(&self.registry.metrics);
+        burst.wake();
         for (link, request, ids) in follows.go_on {
             link.goes_on(request, &ids);
         }

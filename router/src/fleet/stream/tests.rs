@@ -28,6 +28,13 @@ fn empty(max_tokens: u32) -> Mailbox {
     Mailbox::new(max_tokens, WORKER, MemoryPool::private(1 << 20).share())
 }
 
+impl Mailbox {
+    /// An output of a burst of its own.
+    fn gets(&self, output: Output, now: Instant) -> Appended {
+        self.append(output, now, &mut Burst::default())
+    }
+}
+
 /// What a reader would take now.
 fn take(mailbox: &Mailbox) -> Chunk {
     mem::take(&mut mailbox.lock().chunk)
@@ -53,7 +60,7 @@ fn log_probabilities_stay_with_their_tokens_whatever_comes_without() {
     // gathered, and one by one
     let mailbox = empty(10);
     for (ids, logprobs) in outputs {
-        assert_eq!(mailbox.append(output(ids, logprobs), now).is_wrong(), None);
+        assert_eq!(mailbox.gets(output(ids, logprobs), now).is_wrong(), None);
     }
     let chunk = take(&mailbox);
     assert_eq!(chunk.ids, [1, 2, 3, 4, 5, 6, 7]);
@@ -61,7 +68,7 @@ fn log_probabilities_stay_with_their_tokens_whatever_comes_without() {
     let mailbox = empty(10);
     let mut one_by_one = Vec::new();
     for (ids, logprobs) in outputs {
-        mailbox.append(output(ids, logprobs), now);
+        mailbox.gets(output(ids, logprobs), now);
         one_by_one.extend(aligned(&take(&mailbox)));
     }
     assert_eq!(one_by_one, [(3, -3.0), (5, -5.0), (6, -6.0)]);
@@ -75,11 +82,11 @@ fn what_cannot_be_an_output_is_refused_and_changes_nothing() {
     let drafts = Output { drafted: 1, accepted: 2, ..output(&[1, 2], false) };
     let tokens = Output { drafted: 5, accepted: 2, ..output(&[1], false) };
     for wrong in [output(&[1, 2, 3], false), short, drafts, tokens] {
-        assert!(mailbox.append(wrong, now).is_wrong().is_some());
+        assert!(mailbox.gets(wrong, now).is_wrong().is_some());
     }
     assert!(take(&mailbox).ids.is_empty());
-    assert_eq!(mailbox.append(output(&[1, 2], true), now).is_wrong(), None);
-    assert!(mailbox.append(output(&[3], false), now).is_wrong().is_some(), "it had two to give");
+    assert_eq!(mailbox.gets(output(&[1, 2], true), now).is_wrong(), None);
+    assert!(mailbox.gets(output(&[3], false), now).is_wrong().is_some(), "it had two to give");
 }
 
 #[test]
@@ -103,13 +110,13 @@ fn a_vector_has_the_awaited_length_and_finite_values_or_is_refused() {
         output(&[1], false),
     ] {
         let shown = format!("{wrong:?}");
-        assert!(mailbox().append(wrong, now).is_wrong().is_some(), "{shown}");
+        assert!(mailbox().gets(wrong, now).is_wrong().is_some(), "{shown}");
     }
-    let unasked = empty(0).append(ends(Some(fine.clone()), length), now);
+    let unasked = empty(0).gets(ends(Some(fine.clone()), length), now);
     assert!(unasked.is_wrong().is_some(), "nobody asked for it");
-    assert_eq!(mailbox().append(ends(None, Some(Finish::Cancelled)), now).is_wrong(), None);
+    assert_eq!(mailbox().gets(ends(None, Some(Finish::Cancelled)), now).is_wrong(), None);
     let taken = mailbox();
-    assert_eq!(taken.append(ends(Some(fine.clone()), length), now).is_wrong(), None);
+    assert_eq!(taken.gets(ends(Some(fine.clone()), length), now).is_wrong(), None);
     assert_eq!(take(&taken).pooled, Some(fine));
 }
 
@@ -118,12 +125,12 @@ fn tokens_that_keep_coming_do_not_make_a_stalled_reader_look_awake() {
     let begin = Instant::now();
     let at = |s| begin + Duration::from_secs(s);
     let mailbox = empty(100);
-    mailbox.append(output(&[1], false), at(0));
+    mailbox.gets(output(&[1], false), at(0));
     assert_eq!(mailbox.unread_since(), None, "it has not begun to read");
     mailbox.lock().read = true;
     mailbox.lock().waiting_since = None;
     for second in 5..60 {
-        mailbox.append(output(&[2], false), at(second));
+        mailbox.gets(output(&[2], false), at(second));
         assert_eq!(mailbox.unread_since(), Some(at(5)), "since the first that it did not take");
     }
 }
@@ -147,7 +154,7 @@ fn ranked(alternatives: u32) -> Output {
 fn fill(mailbox: &Mailbox, alternatives: u32) -> usize {
     let now = Instant::now();
     for appended in 0..10_000 {
-        match mailbox.append(ranked(alternatives), now) {
+        match mailbox.gets(ranked(alternatives), now) {
             Appended::Fine(_) => {}
             Appended::Refused(Refused::TooMuch { limit: 40_000 }) => return appended,
             wrong @ (Appended::Wrong(_) | Appended::Refused(_)) => panic!("{wrong:?}"),
@@ -211,9 +218,9 @@ fn ready(polled: Poll<Result<Chunk, (RouteError, WorkerId)>>) -> Chunk {
 fn a_reader_is_woken_by_tokens_and_by_the_end() {
     let (mailbox, reader) = (empty(10), Arc::new(Reader::default()));
     assert!(reader.poll(&mailbox).is_pending());
-    mailbox.append(output(&[1], false), Instant::now());
+    mailbox.gets(output(&[1], false), Instant::now());
     assert_eq!(reader.woken(), 1);
-    mailbox.append(output(&[2], false), Instant::now());
+    mailbox.gets(output(&[2], false), Instant::now());
     assert_eq!(reader.woken(), 1, "it is awake");
     assert_eq!(ready(reader.poll(&mailbox)).ids, [1, 2]);
     assert!(reader.poll(&mailbox).is_pending());
@@ -226,14 +233,14 @@ fn a_reader_is_woken_by_tokens_and_by_the_end() {
 fn who_looked_last_is_the_one_that_is_woken() {
     let (mailbox, [first, last]) = (empty(10), [(); 2].map(|()| Arc::new(Reader::default())));
     assert!(first.poll(&mailbox).is_pending() && last.poll(&mailbox).is_pending());
-    mailbox.append(output(&[1], false), Instant::now());
+    mailbox.gets(output(&[1], false), Instant::now());
     assert_eq!((first.woken(), last.woken()), (0, 1));
 }
 
 #[test]
 fn tokens_are_read_before_an_error_and_only_the_first_error_counts() {
     let (mailbox, reader) = (empty(10), Arc::new(Reader::default()));
-    mailbox.append(output(&[1], false), Instant::now());
+    mailbox.gets(output(&[1], false), Instant::now());
     mailbox.fail(RouteError::ShuttingDown, WORKER);
     mailbox.fail(RouteError::mistake("of its end"), WorkerId(2));
     assert_eq!(ready(reader.poll(&mailbox)).ids, [1]);
@@ -244,7 +251,7 @@ fn tokens_are_read_before_an_error_and_only_the_first_error_counts() {
 fn an_end_and_what_the_prompt_was_likely_are_news_without_tokens_and_no_tokens_are_none() {
     let (mailbox, reader) = (empty(10), Arc::new(Reader::default()));
     let now = Instant::now();
-    let append = |output: Output| assert_eq!(mailbox.append(output, now).is_wrong(), None);
+    let append = |output: Output| assert_eq!(mailbox.gets(output, now).is_wrong(), None);
     assert!(reader.poll(&mailbox).is_pending());
     append(output(&[], false));
     assert_eq!(mailbox.unread_since(), Some(now));
@@ -264,7 +271,7 @@ fn drafts_add_up_and_what_was_cached_stays_until_it_is_read() {
     let (mailbox, reader) = (empty(10), Arc::new(Reader::default()));
     for (cached_tokens, drafted, accepted) in [(Some(5), 3, 1), (None, 2, 0), (None, 1, 1)] {
         let output = Output { cached_tokens, drafted, accepted, ..output(&[1], false) };
-        mailbox.append(output, Instant::now());
+        mailbox.gets(output, Instant::now());
     }
     let chunk = ready(reader.poll(&mailbox));
     assert_eq!((chunk.cached_tokens, chunk.drafted, chunk.accepted), (Some(5), 6, 2));
@@ -285,12 +292,12 @@ fn places_of_tokens_without_log_probabilities_are_charged_once_others_have_their
     let small = || Mailbox::new(u32::MAX, WORKER, MemoryPool::private(10_000).share());
     let mailbox = small();
     for _ in 0..10_000 {
-        assert_eq!(mailbox.append(output(&[1], false), now).is_wrong(), None, "nothing to charge");
+        assert_eq!(mailbox.gets(output(&[1], false), now).is_wrong(), None, "nothing to charge");
     }
-    assert!(matches!(mailbox.append(output(&[2], true), now), Appended::Refused(_)));
+    assert!(matches!(mailbox.gets(output(&[2], true), now), Appended::Refused(_)));
     let mailbox = small();
     let logprob = || TokenLogprob { logprob: -1.0, top: Vec::new() };
     let prompt_logprobs = Some((0..1_000).map(|_| logprob()).collect());
     let prompt = Output { prompt_logprobs, ..output(&[1], false) };
-    assert!(matches!(mailbox.append(prompt, now), Appended::Refused(_)), "of the prompt, too");
+    assert!(matches!(mailbox.gets(prompt, now), Appended::Refused(_)), "of the prompt, too");
 }

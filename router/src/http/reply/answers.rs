@@ -1,7 +1,8 @@
 //! The answers to all jobs of one HTTP request as one sequence of deltas.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
 
 use futures_util::StreamExt as _;
 use futures_util::future::try_join_all;
@@ -10,6 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
+use crate::fleet::stream::DirectReader;
 use crate::request::{self, Answer, Delta, Job, Usage};
 
 type Step = (usize, Answer, Option<Result<Delta, RouteError>>);
@@ -68,16 +70,34 @@ impl Answers {
     /// # Cancel safety
     /// A dropped call loses nothing.
     pub(in crate::http) async fn next(&mut self) -> Option<Result<Delta, RouteError>> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// As [`Self::next`].
+    pub(in crate::http) fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Delta, RouteError>>> {
         match &mut self.source {
-            Source::One(answer) => answer.next().await,
+            Source::One(answer) => answer.poll_next(context),
             Source::Many { next, usage } => loop {
-                let (job, answer, delta) = next.next().await?;
+                let Some((job, answer, delta)) = ready!(next.poll_next_unpin(context)) else {
+                    return Poll::Ready(None);
+                };
                 usage[job] = answer.usage();
                 let Some(delta) = delta else { continue };
                 next.push(advance(job, answer));
                 let first = u32::try_from(job * self.n).expect("choices were bounded");
-                return Some(delta.map(|delta| Delta { choice: first + delta.choice, ..delta }));
+                let delta = delta.map(|delta| Delta { choice: first + delta.choice, ..delta });
+                return Poll::Ready(Some(delta));
             },
+        }
+    }
+
+    /// From now on links call this reader when they bring tokens, where there is one choice.
+    pub(in crate::http) fn read_directly(&mut self, reader: Weak<dyn DirectReader>) {
+        if let Source::One(answer) = &mut self.source {
+            answer.read_directly(reader);
         }
     }
 

@@ -1,33 +1,40 @@
 //! Server-sent events: a delta in, one write out.
 //!
-//! Nothing is made before the socket asks for it: hyper polls the body only when it has room, so a slow client slows its
-//! own stream, and what it does not take waits in the bounded store of the request. Dropping the body drops the answers
-//! and so cancels them.
+//! Nothing is made before there is room for it: a slow client slows its own stream, and what it does not take waits in the
+//! bounded store of the request. Dropping the stream drops the answers and so cancels them.
 //!
 //! No comments are sent to keep idle connections alive: before the first token there is no status yet to send them
 //! under, and after it the deadline for the next token is no longer than what proxies wait.
+//!
+//! `stream` is how far an answer has come, `direct` who asks it for events, `chunks` how OpenAI's look.
 
 mod chunks;
+mod direct;
 mod split;
+mod stream;
 
-use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io;
+use std::pin::Pin;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use bytes::{BufMut as _, Bytes, BytesMut};
-use futures_util::stream;
+use bytes::{BufMut as _, BytesMut};
 use serde::Serialize;
 
-use crate::error::{Causes, RouteError};
+use crate::error::RouteError;
 use crate::http::call::Ending;
 use crate::http::reply::answers::Answers;
 use crate::request::{Delta, Usage};
-use split::{fits, split};
+use split::split;
+use stream::Stream;
 
 pub(in crate::http) use chunks::{ChoiceChunks, Envelope, Events};
+pub(crate) use direct::{EventStream, Outlet, PIECE_HEAD};
+
+/// Comes when somebody but its reader ends an answer.
+pub(in crate::http) type Cancelled = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How the events of one stream look, from its first delta to its end.
 pub(in crate::http) trait EventWriter: Send + 'static {
@@ -53,9 +60,9 @@ pub(in crate::http) trait EventWriter: Send + 'static {
     /// Appends what says that the answer broke off.
     fn failed(&mut self, error: RouteError, out: &mut BytesMut);
 
-    /// Comes when somebody but its reader ends the answer.
-    fn cancelled(&self) -> impl Future<Output = ()> + Send {
-        std::future::pending()
+    /// Comes when somebody but its reader ends the answer, where somebody can.
+    fn cancelled(&self) -> Option<Cancelled> {
+        None
     }
 
     /// Appends what says that somebody ended the answer.
@@ -84,88 +91,9 @@ pub(in crate::http) fn json(out: &mut BytesMut, value: &(impl Serialize + ?Sized
 
 /// Appends a number.
 pub(in crate::http) fn number(out: &mut BytesMut, value: u32) {
-    write!(out, "{value}").expect("writing to memory cannot fail");
-}
-
-struct Stream<W> {
-    /// Written before anything else is asked for.
-    ready: VecDeque<Delta>,
-    /// `None` once all is said.
-    answers: Option<Answers>,
-    writer: W,
-    ending: Ending,
-    buffer: BytesMut,
-    /// The client was cut off for taking nothing. Should it read on, it finds its connection closed.
-    cut_off: bool,
-}
-
-impl<W: EventWriter> Stream<W> {
-    /// The next piece of the body.
-    async fn next(&mut self) -> Option<io::Result<Bytes>> {
-        if std::mem::take(&mut self.cut_off) {
-            return Some(Err(io::Error::other("the client took nothing")));
-        }
-        let answers = self.answers.as_mut()?;
-        loop {
-            let delta = match self.ready.pop_front() {
-                Some(ready) => {
-                    if self.ready.is_empty() {
-                        self.ready = VecDeque::new(); // most streams never need it again
-                    }
-                    Some(Ok(ready))
-                }
-                None => {
-                    let next = tokio::select! {
-                        biased;
-                        () = self.writer.cancelled() => None,
-                        next = answers.next() => Some(next),
-                    };
-                    match next {
-                        Some(Some(Ok(delta))) if !fits(&delta) => {
-                            self.ready = split(delta);
-                            continue;
-                        }
-                        Some(next) => next,
-                        None => {
-                            self.ending.failed(&RouteError::ClientGone);
-                            self.writer.cancel(answers.usage(), &mut self.buffer);
-                            self.answers = None;
-                            break;
-                        }
-                    }
-                }
-            };
-            let usage = answers.usage();
-            let written = match delta {
-                Some(Ok(delta)) => {
-                    let written = self.writer.delta(&delta, usage, &mut self.buffer);
-                    if self.writer.ends_early() {
-                        answers.end(delta.choice);
-                    }
-                    written
-                }
-                Some(Err(error)) => Err(error),
-                None => {
-                    let usage = self.writer.with_reasoning(usage);
-                    self.ending.answered(usage);
-                    self.writer.end(usage, self.ending.comment(), &mut self.buffer);
-                    self.answers = None;
-                    break;
-                }
-            };
-            if let Err(error) = written {
-                tracing::warn!(error = %Causes(&error), "an answer failed after its first byte");
-                self.ending.failed(&error);
-                self.cut_off = matches!(error, RouteError::ClientGone);
-                self.writer.failed(error, &mut self.buffer);
-                self.answers = None;
-                break;
-            }
-            if !self.buffer.is_empty() {
-                break;
-            } // else all of it is held back until the next token decides
-        }
-        Some(Ok(self.buffer.split().freeze()))
+    match u8::try_from(value) {
+        Ok(digit @ 0..10) => out.put_u8(b'0' + digit), // choices and blocks, once a token
+        Ok(_) | Err(_) => write!(out, "{value}").expect("writing to memory cannot fail"),
     }
 }
 
@@ -176,20 +104,15 @@ pub(in crate::http) fn response(
     writer: impl EventWriter,
     ending: Ending,
 ) -> Response {
-    let buffer = BytesMut::with_capacity(4096);
-    let (ready, answers) = (split(first), Some(answers));
-    let stream = Box::new(Stream { ready, answers, writer, ending, buffer, cut_off: false });
-    let body = stream::unfold(stream, |mut stream| async move {
-        let piece = stream.next().await?;
-        Some((piece, stream))
-    });
+    let stream = Stream::new(split(first), answers, writer, ending);
+    let (body, events) = direct::shared(stream);
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // nginx would otherwise collect the events before it passes them on.
         (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
-    (headers, Body::from_stream(body)).into_response()
+    (headers, Extension(events), Body::new(body)).into_response()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::error::RouteError;
 use crate::http::reply::blocks::{
     Block, BlockKind, BlockOrder, BlockStep, KeptBlocks, scored_bytes,
 };
-use crate::http::reply::events::{EventWriter, comment, json, number};
+use crate::http::reply::events::{Cancelled, EventWriter, comment, json, number};
 use crate::http::reply::parts::PartReader;
 use crate::http::reply::reject::Reject;
 use crate::http::responses::keep::Keeper;
@@ -128,11 +128,8 @@ impl EventWriter for ResponseEvents {
         items.response("response.failed", [&head, &output, &tail], out);
     }
 
-    async fn cancelled(&self) {
-        match &self.running {
-            Some(running) => running.cancelled().await,
-            None => std::future::pending().await,
-        }
+    fn cancelled(&self) -> Option<Cancelled> {
+        Some(Box::pin(self.running.as_ref()?.cancelled()))
     }
 
     fn cancel(&mut self, usage: Usage, out: &mut BytesMut) {

@@ -1,5 +1,6 @@
 //! Events, and what of an answer they carry.
 
+use super::split::fits;
 use super::*;
 use crate::request::{FinishReason, ScoredToken};
 

@@ -1,0 +1,200 @@
+//! Streams of events over HTTP/1.1. Hyper reads the request and lets go of the connection; the answer is written here, its
+//! events as chunks, each as soon as it is made and by whoever makes it. So a stream that waits for tokens holds no buffers.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::SystemTime;
+
+use axum::http::response::Parts;
+use axum::http::{HeaderMap, HeaderValue, header};
+use bytes::{BufMut as _, BytesMut};
+use tokio::io::AsyncWriteExt as _;
+
+use super::Clients;
+use super::guarded::Guarded;
+use super::socket::{Answering, Socket};
+use crate::http::{EventStream, Outlet, PIECE_HEAD};
+
+/// An event that says nothing: it shows whether the client is there.
+pub(super) const COMMENT: &[u8] = b":\n\n";
+/// The same as a chunk.
+const COMMENT_CHUNK: &[u8] = b"3\r\n:\n\n\r\n";
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// An answer whose events are still to come.
+pub(super) struct StreamedAnswer {
+    pub(super) head: Parts,
+    pub(super) events: EventStream,
+    pub(super) answering: Arc<Answering>,
+    /// The client wants no further one on this connection.
+    pub(super) is_last: bool,
+}
+
+/// Sends an answer. True if the connection is there for the next request.
+pub(super) async fn send(
+    answer: StreamedAnswer,
+    io: &mut Guarded,
+    socket: &Arc<Socket>,
+    clients: &Arc<Clients>,
+) -> bool {
+    let StreamedAnswer { head, events, answering, is_last } = answer;
+    let mut closes = is_last || clients.stopper.is_draining();
+    socket.wire().hold(head_bytes(&head, closes));
+    drop(head);
+    events.send_to(Arc::new(SocketOutlet {
+        socket: Arc::clone(socket),
+        clients: Arc::clone(clients),
+    }));
+    let sent = {
+        let mut gone = pin!(socket.gone());
+        loop {
+            tokio::select! {
+                sent = poll_fn(|context| poll_sent(&events, io, socket, &answering, context)) => break sent,
+                () = gone.as_mut() => break Err(io::ErrorKind::BrokenPipe.into()),
+                () = socket.evicted() => break Err(io::ErrorKind::BrokenPipe.into()),
+                () = clients.stopper.draining(), if !closes => closes = true,
+            }
+        }
+    };
+    drop((events, answering));
+    match sent {
+        Ok(()) if closes => {
+            let _ = io.shutdown().await;
+            false
+        }
+        sent => sent.is_ok(),
+    }
+}
+
+/// Done when all is in the socket.
+fn poll_sent(
+    events: &EventStream,
+    io: &mut Guarded,
+    socket: &Socket,
+    answering: &Answering,
+    context: &mut Context<'_>,
+) -> Poll<io::Result<()>> {
+    loop {
+        if io.poll_sent(context)?.is_pending() {
+            break;
+        }
+        if events.poll_sent(context)?.is_ready() {
+            return io.poll_sent(context);
+        }
+        if socket.wire().has_to_write() {
+            continue;
+        }
+        if !answering.takes_comment() {
+            break;
+        }
+        socket.wire().send(COMMENT_CHUNK);
+    }
+    io.poll_broken(context).map(Err)
+}
+
+/// The socket of a connection that sends one stream of events.
+struct SocketOutlet {
+    socket: Arc<Socket>,
+    clients: Arc<Clients>,
+}
+
+impl Outlet for SocketOutlet {
+    fn is_free(&self) -> bool {
+        self.socket.wire().is_free()
+    }
+
+    fn send(&self, piece: &mut BytesMut, is_last: bool) {
+        self.clients.gate.stream_goes();
+        if !self.socket.wire().send(chunk(piece, is_last)) {
+            self.clients.app.metrics.http.stream_waits.inc();
+        }
+    }
+}
+
+/// A piece as a chunk: its length in the room before it.
+fn chunk(piece: &mut BytesMut, is_last: bool) -> &[u8] {
+    let length = piece.len() - PIECE_HEAD;
+    let mut begin = PIECE_HEAD;
+    if length > 0 {
+        // an empty one would be the last
+        piece.extend_from_slice(b"\r\n");
+        begin -= 2;
+        piece[begin..PIECE_HEAD].copy_from_slice(b"\r\n");
+        let mut rest = length;
+        while rest > 0 {
+            begin -= 1;
+            piece[begin] = b"0123456789abcdef"[rest % 16];
+            rest /= 16;
+        }
+    }
+    if is_last {
+        piece.extend_from_slice(LAST_CHUNK);
+    }
+    &piece[begin..]
+}
+
+fn head_bytes(head: &Parts, closes: bool) -> BytesMut {
+    let mut out = BytesMut::with_capacity(512); // most heads fit
+    let reason = head.status.canonical_reason().unwrap_or_default();
+    out.extend_from_slice(format!("HTTP/1.1 {} {reason}\r\n", head.status.as_str()).as_bytes());
+    let mut field = |name: &[u8], value: &[u8]| {
+        for part in [name, b": ", value, b"\r\n"] {
+            out.put_slice(part);
+        }
+    };
+    for (name, value) in &head.headers {
+        field(name.as_ref(), value.as_bytes());
+    }
+    field(b"transfer-encoding", b"chunked");
+    if closes {
+        field(b"connection", b"close");
+    }
+    if !head.headers.contains_key(header::DATE) {
+        field(b"date", httpdate::fmt_http_date(SystemTime::now()).as_bytes());
+    }
+    out.extend_from_slice(b"\r\n");
+    out
+}
+
+/// The client says that it asks for nothing after this, as hyper reads it.
+pub(super) fn asks_to_close(headers: &HeaderMap) -> bool {
+    let fields = headers.get_all(header::CONNECTION).iter();
+    let mut words = fields.filter_map(|field: &HeaderValue| field.to_str().ok());
+    words.any(|field| field.split(',').any(|word| word.trim().eq_ignore_ascii_case("close")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk_of(events: &str, is_last: bool) -> String {
+        let mut piece = BytesMut::zeroed(PIECE_HEAD);
+        piece.extend_from_slice(events.as_bytes());
+        String::from_utf8(chunk(&mut piece, is_last).to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_piece_is_a_chunk_and_no_piece_is_none() {
+        assert_eq!(chunk_of("a", false), "1\r\na\r\n");
+        assert_eq!(
+            chunk_of(&"a".repeat(0xfe0), true),
+            format!("fe0\r\n{}\r\n0\r\n\r\n", "a".repeat(0xfe0))
+        );
+        assert_eq!(chunk_of("", false), "", "it would end the answer");
+        assert_eq!(chunk_of("", true), "0\r\n\r\n");
+    }
+
+    #[test]
+    fn a_client_closes_where_one_word_of_connection_says_so() {
+        let asks = |fields: &[&'static str]| {
+            let fields =
+                fields.iter().map(|field| (header::CONNECTION, HeaderValue::from_static(field)));
+            asks_to_close(&fields.collect())
+        };
+        assert!(asks(&["close"]) && asks(&["keep-alive, CLOSE "]) && asks(&["te", "close"]));
+        assert!(!asks(&[]) && !asks(&["keep-alive"]) && !asks(&["closed"]));
+    }
+}
