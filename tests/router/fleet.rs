@@ -5,6 +5,7 @@
 mod block_events;
 mod caching;
 mod drain;
+mod foreign;
 mod groups;
 mod joining;
 mod large_events;

@@ -75,6 +75,16 @@ fn attacks(bytes: usize) -> Vec<(&'static str, String)> {
         );
         attacks.push(("/v1/chat/completions", chat(call)));
     }
+    // messages that are right, and as many as fit: a million in a body of 32 MB
+    let list = repeated(r#"{"role":"user","content":""}"#, bytes);
+    attacks
+        .push(("/v1/chat/completions", format!(r#"{{"model": "{MODEL}", "messages": [{list}]}}"#)));
+    let list = repeated(r#"{"type":"text","text":""}"#, bytes);
+    let parts = format!(r#"{{"role": "user", "content": [{list}]}}"#);
+    attacks.push((
+        "/v1/chat/completions",
+        format!(r#"{{"model": "{MODEL}", "messages": [{parts}]}}"#),
+    ));
     let mut biases = String::new();
     for id in 0.. {
         if biases.len() > bytes {

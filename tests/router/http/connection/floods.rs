@@ -1,0 +1,191 @@
+//! HTTP/2 by clients that send frames without end: resets, heads in pieces, headers that unfold, pings. The connection ends
+//! by its protocol's own word or by a deadline, and the next client is served.
+
+use headrace_router::config::RouterArgs;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::super::client::{Connection, TestRouter, args};
+use crate::fake_worker::{in_time, metric, until};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+fn frame(kind: u8, flags: u8, stream: u32, body: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(body.len()).unwrap().to_be_bytes();
+    [&len[1..], &[kind, flags], &stream.to_be_bytes(), body].concat()
+}
+
+/// `GET /health` or `POST /tokenize` as HPACK has it, of which nothing is kept.
+fn head(method: u8, path: &str) -> Vec<u8> {
+    let text = |index: u8, text: &str| {
+        [&[index, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat()
+    };
+    [vec![method, 0x86], text(0x04, path), text(0x01, "localhost")].concat()
+}
+
+/// As HPACK has it.
+const STATUS_200: u8 = 0x88;
+const GET: u8 = 0x82;
+const POST: u8 = 0x83;
+
+async fn connect(router: &TestRouter) -> Connection {
+    let mut connection = router.connect().await;
+    connection.stream.write_all(PREFACE).await.unwrap();
+    connection.stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+    connection
+}
+
+/// The code of the last `GOAWAY` in what a server sent until it closed the connection.
+fn goodbye(mut bytes: &[u8]) -> Option<u32> {
+    let mut code = None;
+    while let Some((head, rest)) = bytes.split_at_checked(9) {
+        let len = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let Some((body, rest)) = rest.split_at_checked(len) else { break };
+        if head[3] == GOAWAY {
+            code = Some(u32::from_be_bytes(body[4..8].try_into().unwrap()));
+        }
+        bytes = rest;
+    }
+    code
+}
+
+/// Streams that were answered, and the first byte of each answer's head.
+fn answers(mut bytes: &[u8]) -> Vec<(u32, u8)> {
+    let mut answers = Vec::new();
+    while let Some((head, rest)) = bytes.split_at_checked(9) {
+        let len = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let Some((body, rest)) = rest.split_at_checked(len) else { break };
+        if head[3] == HEADERS {
+            answers.push((u32::from_be_bytes(head[5..9].try_into().unwrap()), body[0]));
+        }
+        bytes = rest;
+    }
+    answers
+}
+
+/// Sends `piece` of each number until the connection takes no more; what the server said meanwhile and until it closed.
+async fn flood(connection: &mut Connection, mut piece: impl FnMut(u32) -> Vec<u8>) -> Vec<u8> {
+    let mut heard = Vec::new();
+    let sent = async {
+        for number in 0..2_000_000 {
+            let (mut reader, mut writer) = connection.stream.split();
+            let bytes = piece(number);
+            let mut buffer = [0; 16 << 10];
+            tokio::select! {
+                written = writer.write_all(&bytes) => if written.is_err() { return },
+                // a client that reads keeps nobody waiting
+                read = reader.read(&mut buffer) => match read {
+                    Ok(0) | Err(_) => return,
+                    Ok(read) => heard.extend_from_slice(&buffer[..read]),
+                },
+            }
+        }
+        panic!("nothing ended it");
+    };
+    in_time("the end of the flood", sent).await;
+    heard.extend(connection.until_closed().await);
+    heard
+}
+
+async fn serves_on(router: &TestRouter) {
+    assert_eq!(router.get("/health").await.status, 200);
+    until("nothing is left", || metric(&router.app, "headrace_http_connections", "") == 0.0).await;
+}
+
+#[tokio::test]
+async fn requests_that_are_taken_back_at_once_end_the_connection() {
+    let router = TestRouter::start(args()).await;
+    let mut connection = connect(&router).await;
+    let heard = flood(&mut connection, |n| {
+        let stream = 2 * n + 1;
+        let request = frame(HEADERS, END_STREAM | END_HEADERS, stream, &head(GET, "/health"));
+        [request, frame(RST_STREAM, 0, stream, &8u32.to_be_bytes())].concat()
+    })
+    .await;
+    // the word may be lost where frames still came when the socket was closed
+    assert!(matches!(goodbye(&heard), None | Some(ENHANCE_YOUR_CALM)), "{:?}", goodbye(&heard));
+    drop(connection);
+    serves_on(&router).await;
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_end_ends_the_connection() {
+    for piece in [&[0x00, 1, b'a', 1, b'b'].repeat(3_000)[..], &[]] {
+        let router = TestRouter::start(args()).await;
+        let mut connection = connect(&router).await;
+        connection.stream.write_all(&frame(HEADERS, 0, 1, &head(GET, "/health"))).await.unwrap();
+        flood(&mut connection, |_| frame(CONTINUATION, 0, 1, piece)).await;
+        drop(connection);
+        serves_on(&router).await;
+    }
+}
+
+#[tokio::test]
+async fn a_header_that_unfolds_ten_thousand_times_is_no_head() {
+    let router = TestRouter::start(args()).await;
+    let mut connection = connect(&router).await;
+    // one header of 4,000 bytes is kept in the table, and named 10,000 times: 40 MB in 14 KB
+    let mut bomb = head(GET, "/health");
+    bomb.extend([0x40, 1, b'x', 0x7f, 0xa1, 0x1e]);
+    bomb.extend([b'y'; 4_000]);
+    bomb.extend([0xbe; 10_000]);
+    let bomb = frame(HEADERS, END_STREAM | END_HEADERS, 1, &bomb);
+    let next = frame(HEADERS, END_STREAM | END_HEADERS, 3, &head(GET, "/health"));
+    connection.stream.write_all(&[bomb, next].concat()).await.unwrap();
+    // either the connection is over, or the next request on it is answered and this one was not
+    let mut heard = Vec::new();
+    let answers = loop {
+        let read = in_time("an answer", connection.stream.read_buf(&mut heard)).await.unwrap_or(0);
+        let answers = answers(&heard);
+        if read == 0 || answers.iter().any(|(stream, _)| *stream == 3) {
+            break answers;
+        }
+    };
+    assert!(!answers.contains(&(1, STATUS_200)), "{answers:?}");
+    assert!(metric(&router.app, "headrace_http_requests_total", "") <= 1.0);
+    drop(connection);
+    serves_on(&router).await;
+}
+
+#[tokio::test]
+async fn who_pings_and_reads_nothing_is_cut_off_by_name() {
+    let router = TestRouter::start(RouterArgs { stall_timeout_ms: 300, ..args() }).await;
+    let mut connection = connect(&router).await;
+    let pings = frame(PING, 0, 0, &[7; 8]).repeat(1_000);
+    let stalled = || metric(&router.app, "headrace_http_connections_stalled_total", "");
+    let sends = async { while connection.stream.write_all(&pings).await.is_ok() {} };
+    tokio::select! {
+        () = sends => {}
+        () = until("it was cut off", || stalled() == 1.0) => {}
+    }
+    until("it was counted", || stalled() == 1.0).await;
+    drop(connection);
+    serves_on(&router).await;
+}
+
+#[tokio::test]
+async fn a_body_of_nothing_is_too_slow_however_many_frames_it_has() {
+    let router = TestRouter::start(RouterArgs { body_timeout_ms: 300, ..args() }).await;
+    let mut connection = connect(&router).await;
+    let request = frame(HEADERS, END_HEADERS, 1, &head(POST, "/tokenize"));
+    connection.stream.write_all(&request).await.unwrap();
+    let nothing = frame(DATA, 0, 1, &[]).repeat(100);
+    let late = || metric(&router.app, "headrace_http_requests_total", "error=\"body_too_slow\"");
+    let sends = async {
+        while late() == 0.0 && connection.stream.write_all(&nothing).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    in_time("its end", sends).await;
+    drop(connection);
+    serves_on(&router).await;
+}
