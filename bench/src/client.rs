@@ -17,9 +17,11 @@ use tokio::net::TcpStream;
 pub(crate) mod body;
 pub(crate) mod sse;
 mod starting;
+mod tls;
 
 use crate::BadInput;
 use crate::client::sse::{Event, Lines, Usage};
+use crate::client::tls::Tls;
 use crate::report::sample::{Answer, Failure, Sample};
 
 /// Names the worker that answers, where the router says it.
@@ -30,9 +32,13 @@ const MAX_ERROR_TEXT: usize = 300;
 /// The endpoint and what every request to it carries.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ClientArgs {
-    /// The endpoint: HOST:PORT or http://HOST:PORT.
-    #[arg(long, default_value = "127.0.0.1:8000")]
+    /// The endpoint: HOST:PORT, http://HOST:PORT, or https://HOST:PORT with --tls-ca.
+    #[arg(long, visible_alias = "url", default_value = "127.0.0.1:8000")]
     pub(crate) target: String,
+    /// Certificates (PEM) that the endpoint's is checked with, such as /etc/ssl/certs/ca-certificates.crt for those of the
+    /// system.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
     /// Model name to ask for; the endpoint's first one where left out.
     #[arg(long)]
     pub(crate) model: Option<String>,
@@ -75,6 +81,7 @@ type Connection = SendRequest<Full<Bytes>>;
 #[derive(Debug)]
 pub(crate) struct Client {
     authority: String,
+    tls: Option<Tls>,
     headers: Vec<(String, String)>,
     timeout: Duration,
     /// The server's clock runs so much faster: measured times are multiplied by it.
@@ -86,12 +93,16 @@ impl Client {
     /// # Errors
     /// The target or a header is not of the form it must have.
     pub(crate) fn new(args: &ClientArgs, clock: f64) -> Result<Self, BadInput> {
-        let authority = args.target.strip_prefix("http://").unwrap_or(&args.target);
+        let (encrypted, authority) = match args.target.strip_prefix("https://") {
+            Some(authority) => (true, authority),
+            None => (false, args.target.strip_prefix("http://").unwrap_or(&args.target)),
+        };
         let authority = authority.trim_end_matches('/').to_owned();
         if authority.contains("://") || authority.contains('/') || !authority.contains(':') {
-            let why = format!("--target {}: must be HOST:PORT, over plain HTTP", args.target);
+            let why = format!("--target {}: must be HOST:PORT or https://HOST:PORT", args.target);
             return Err(BadInput(why));
         }
+        let tls = Tls::of(encrypted, &authority, args.tls_ca.as_deref())?;
         let split = |header: &String| {
             let (name, value) = header.split_once(':')?;
             let name = hyper::header::HeaderName::try_from(name.trim()).ok()?;
@@ -113,7 +124,7 @@ impl Client {
             headers.push(("authorization".into(), format!("Bearer {key}")));
         }
         let timeout = Duration::from_secs(args.timeout_s);
-        Ok(Self { authority, headers, timeout, clock, idle: Mutex::default() })
+        Ok(Self { authority, tls, headers, timeout, clock, idle: Mutex::default() })
     }
 
     /// Sends a request that was due at `due`, counted from `begin`, and reads its answer to the end.
@@ -192,9 +203,20 @@ impl Client {
     async fn dial(&self) -> anyhow::Result<Connection> {
         let socket = TcpStream::connect(&self.authority).await?;
         socket.set_nodelay(true)?;
-        let (sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
-        tokio::spawn(connection); // ends with the sender
-        Ok(sender)
+        // each connection is a task that ends with its sender
+        Ok(match &self.tls {
+            None => {
+                let (sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+                tokio::spawn(connection);
+                sender
+            }
+            Some(tls) => {
+                let stream = tls.connect(socket).await?;
+                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+                tokio::spawn(connection);
+                sender
+            }
+        })
     }
 
     fn keep(&self, connection: Connection) {
@@ -284,6 +306,7 @@ mod tests {
     pub(super) fn client(target: &str, header: &str) -> Result<Client, BadInput> {
         let args = ClientArgs {
             target: target.into(),
+            tls_ca: None,
             model: None,
             api_key_file: None,
             api_key: Some("k".into()),
