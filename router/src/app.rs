@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::decisions::Decisions;
 use crate::decisions::log::DecisionLog;
 use crate::fleet::{self, Registry, StartError};
+use crate::limits::key_ring::{KeyRing, KeysShown};
 use crate::limits::memory::Memory;
 use crate::limits::shares::Shares;
 use crate::log::LostLines;
@@ -31,6 +32,8 @@ pub struct App {
     /// Everything that is counted.
     pub metrics: Arc<Metrics>,
     pub(crate) shares: Arc<Shares>,
+    /// Keys that let somebody in.
+    pub(crate) keys: Arc<KeyRing>,
     pub(crate) memory: Memory,
     /// Responses that clients may ask for again.
     pub(crate) responses: ResponseStore,
@@ -66,7 +69,8 @@ impl App {
             })?;
         let fleet = fleet::start(&config, Arc::clone(&metrics)).await?;
         let bounds = config.bounds;
-        let exposed = exposed(&metrics, &fleet);
+        let keys = KeyRing::new(&config.http.access);
+        let exposed = exposed(&metrics, &fleet, &keys);
         let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
         Ok(Arc::new(Self {
             config,
@@ -74,6 +78,7 @@ impl App {
             metrics,
             decisions,
             shares,
+            keys,
             memory,
             responses,
             exposed,
@@ -109,10 +114,13 @@ impl Drop for App {
     }
 }
 
-fn exposed(metrics: &Metrics, fleet: &Arc<Registry>) -> MetricRegistry {
+fn exposed(metrics: &Metrics, fleet: &Arc<Registry>, keys: &Arc<KeyRing>) -> MetricRegistry {
     let mut exposed = MetricRegistry::default();
     metrics.register(&mut exposed);
     exposed.register_collector(Box::new(Arc::clone(fleet)));
+    if keys.now().are_asked_of_clients() {
+        exposed.register_collector(Box::new(KeysShown(Arc::clone(keys))));
+    }
     exposed.register_collector(Box::new(LostLines::of_this_process()));
     exposed.register_collector(Box::new(Tasks::of_this_runtime()));
     exposed

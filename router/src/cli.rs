@@ -15,7 +15,7 @@ use crate::config::{Config, RouterArgs};
 use crate::log::{LAST_LINES, flush, init_log, print, say};
 use crate::process::exit::{PUT_AWAY, put_away};
 use crate::process::runtime::runtime;
-use crate::process::signals::{OVERDUE, STOP, Signals, StopDeadlines};
+use crate::process::signals::{OVERDUE, Reload, STOP, Signals, StopDeadlines};
 use crate::server::Server;
 
 pub use flags::{RouterFlag, check_router, router_flags};
@@ -41,6 +41,7 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Ctrl-C (or SIGTERM, or SIGHUP) lets running answers finish, up to --drain-timeout-ms; a second one stops within 2 s, a third at once.
+Where there are files of keys or certificates, SIGHUP has them read again in the place of this.
 Exit status: 0 after a drain, 1 if it could not start or the drain did not end in time, 2 for wrong flags, and 128 and \
 the signal's number after a second one.";
 
@@ -97,7 +98,9 @@ fn serve(config: Config) -> Result<u8, Box<dyn Error>> {
 
 /// Serves to the end.
 fn run(runtime: Runtime, server: Server, bounds: StopDeadlines) -> Result<u8, Box<dyn Error>> {
-    let obeyed = Signals::catch()?.obey(server.stopper(), bounds)?;
+    let request = server.reload();
+    let reload = server.has_files().then(|| Box::new(move || request.ask()) as Reload);
+    let obeyed = Signals::catch()?.obey(server.stopper(), bounds, reload)?;
     print(announcement(&server)); // only now: whoever reads it may stop us at once
     let app = Arc::clone(server.app()); // so that the server's end does not wait for all that the app holds
     runtime.block_on(server.serve());
@@ -111,7 +114,8 @@ fn run(runtime: Runtime, server: Server, bounds: StopDeadlines) -> Result<u8, Bo
 /// The one line that people and scripts wait for.
 fn announcement(server: &Server) -> String {
     format!(
-        "headrace-router: http://{} for clients, {} for workers",
+        "headrace-router: {}://{} for clients, {} for workers",
+        if server.speaks_tls() { "https" } else { "http" },
         server.http_address(),
         server.worker_address()
     )

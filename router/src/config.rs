@@ -1,7 +1,7 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
 //! `args` is what was typed. Each part of it is checked here or in `registration` with `etcd` (about being found), `routing` (about
-//! choosing workers), `access` with `keys` (about who may come in), `memory`, `parsers` and `log`.
+//! choosing workers), `access` with `keys` (about who may come in), `tls`, `memory`, `parsers` and `log`.
 
 mod access;
 mod args;
@@ -16,6 +16,7 @@ mod parsers;
 mod registration;
 mod routing;
 mod store;
+mod tls;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -30,12 +31,13 @@ pub use args::RouterArgs;
 pub(crate) use etcd::EtcdTls;
 pub use etcd::{EtcdAccess, EtcdVariables};
 pub use fleet_limits::FleetLimits;
-pub use keys::{Keys, Tenant, first_key};
+pub use keys::{KeySet, KeySources, KeyTerms, Keys, KnownKey, Tenant, check_key_line, first_key};
 pub use memory::MemoryConfig;
 pub use parsers::{ParserConfig, ReasoningParser, ToolParser};
 pub use registration::Registration;
 pub use routing::{DecisionLogConfig, RoutingConfig};
 pub use store::StoreConfig;
+pub use tls::{Reloaded, TlsListen};
 
 /// Bytes that may follow each other without a place where the tokenizer lets a text be cut, where nobody says otherwise.
 /// `tokenizers` takes up to 350 bytes of memory for each, and some 0.5 s for all of them.
@@ -79,6 +81,8 @@ pub struct HttpConfig {
     pub port: u16,
     /// Who may come in.
     pub access: AccessConfig,
+    /// TLS at their port.
+    pub tls: Option<TlsListen>,
     /// Bytes of the longest body that is read.
     pub max_body_bytes: usize,
     /// Connections of clients that may be open at once.
@@ -102,8 +106,8 @@ pub struct FleetConfig {
     pub socket: Option<PathBuf>,
     /// What they must know.
     pub secret: Option<Secret>,
-    /// Certificate and key of their links.
-    pub tls: Option<TlsFiles>,
+    /// TLS of their links.
+    pub tls: Option<TlsListen>,
     /// They give a sign of life this often.
     pub heartbeat: Duration,
     /// Silent this long, they are dropped.
@@ -252,7 +256,13 @@ impl TryFrom<RouterArgs> for Config {
         let mut warnings = Vec::new();
         let listen = listen("worker-listen", &args.worker_listen)?;
         let secret = secret(args.secret.as_deref(), args.secret_file.as_deref(), &mut warnings)?;
-        access::check_workers(&listen, secret.as_ref(), args.allow_anonymous_workers)?;
+        let (ca, cert, key) =
+            (&args.worker_tls_client_ca, &args.worker_tls_cert, &args.worker_tls_key);
+        let worker_tls = tls::WORKERS.check(cert.clone(), key.clone(), ca.clone())?;
+        let known = secret.is_some() || ca.is_some() || args.allow_anonymous_workers;
+        access::check_workers(&listen, known)?;
+        let (ca, cert, key) = (&args.tls_client_ca, &args.tls_cert, &args.tls_key);
+        let client_tls = tls::CLIENTS.check(cert.clone(), key.clone(), ca.clone())?;
         let access = AccessConfig::check(&args, warnings)?;
         let memory = MemoryConfig::check(&args)?;
         let parsers = ParserConfig::check(&args)?;
@@ -264,7 +274,7 @@ impl TryFrom<RouterArgs> for Config {
             socket: worker_socket(args.worker_socket)?,
             circuit_breaks: args.circuit_breaks,
             secret,
-            tls: tls_files(args.worker_tls_cert, args.worker_tls_key)?,
+            tls: worker_tls,
             heartbeat: millis("heartbeat-ms", args.heartbeat_ms)?,
             heartbeat_timeout: millis("heartbeat-timeout-ms", args.heartbeat_timeout_ms)?,
             kv_lease: millis("kv-lease-ms", args.kv_lease_ms)?,
@@ -290,6 +300,7 @@ impl TryFrom<RouterArgs> for Config {
             host: args.host,
             port: args.port,
             access,
+            tls: client_tls,
             max_body_bytes: at_least_one("max-body-bytes", args.max_body_bytes)?,
             max_connections: at_least_one("max-connections", args.max_connections)?,
             header_timeout: millis("header-timeout-ms", args.header_timeout_ms)?,
@@ -439,23 +450,6 @@ fn secret(
         });
     }
     Ok(Some(Secret(secret.to_owned())))
-}
-
-fn tls_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<TlsFiles>, ConfigError> {
-    match (cert, key) {
-        (None, None) => Ok(None),
-        (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert, key })),
-        (Some(_), None) => Err(flag(
-            "worker-tls-key",
-            "is missing".into(),
-            "--worker-tls-cert needs the key that belongs to it",
-        )),
-        (None, Some(_)) => Err(flag(
-            "worker-tls-cert",
-            "is missing".into(),
-            "--worker-tls-key needs the certificate that belongs to it",
-        )),
-    }
 }
 
 fn policy(what: &'static str, name: &str) -> Result<PolicyName, ConfigError> {

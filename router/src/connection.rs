@@ -4,7 +4,8 @@
 //! `accept` takes connections in, `open` bounds them and makes room, `gate` keeps a burst of them beside running streams; `guarded` is the socket as the protocols see it,
 //! `wire` what waits for it, `socket` whose turn it is; `http1` and `http2` serve, `events` sends streams of events over
 //! HTTP/1.1, `half_closed` keeps an answer for a client that only stopped
-//! writing, `unread` bounds what waits for clients that do not read.
+//! writing, `unread` bounds what waits for clients that do not read. `tls_port` agrees on TLS before all that, where there is a
+//! certificate; `transport` is then what a socket reads and writes.
 //!
 //! At the end each connection calls its own protocol's graceful shutdown. `hyper-util`'s `GracefulShutdown` would only bring
 //! the signal and the wait for all, which `Stopper` and the task tracker have. It takes connections of hyper alone, and HTTP/2
@@ -22,6 +23,8 @@ mod http2;
 mod last_words;
 mod open;
 mod socket;
+pub(crate) mod tls_port;
+mod transport;
 mod unread;
 mod wire;
 
@@ -30,15 +33,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use axum::Router;
+use futures_util::FutureExt as _;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
 use crate::app::App;
 use crate::net::Peer;
 use crate::process::stopper::Stopper;
-use gate::Gate;
-use guarded::{Guarded, Protocol};
+use gate::{Gate, Streams};
+use guarded::{Guarded, Plain, Protocol};
 use open::Open;
 use socket::Socket;
+use tls_port::TlsPort;
+use transport::Transport;
 use unread::Unread;
 
 pub(crate) use accept::accept_clients;
@@ -52,10 +59,22 @@ struct Clients {
     gate: Gate,
     unread: Unread,
     next: AtomicU64,
+    /// Where clients are served over TLS.
+    tls: Option<Arc<TlsPort>>,
 }
 
 /// Serves a connection until the client or the stopper ends it, or room is needed while it rests.
 async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
+    let stream = match &clients.tls {
+        None => Transport::from(stream),
+        Some(port) => {
+            let entering = tls_port::enter(stream, address, port, clients);
+            let Some(stream) = clients.gate.pass(&Streams::default(), entering).await else {
+                return;
+            };
+            stream
+        }
+    };
     let peer = Peer { address, connection: clients.next.fetch_add(1, Relaxed) };
     let socket = Arc::new(Socket::new(stream, peer));
     let _open = clients.open.enter(&socket);
@@ -86,6 +105,9 @@ async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
             http2::serve(io, socket, clients).await;
         }
         Ok(None) | Err(_) => {} // it left
+    }
+    if socket.stream().plain().is_none() {
+        let _ = Plain(socket).shutdown().now_or_never(); // a client may tell this end from a cut one
     }
 }
 
@@ -118,6 +140,7 @@ mod tests {
             gate: Gate::new(),
             unread: Unread::default(),
             next: AtomicU64::new(1),
+            tls: None,
         })
     }
 

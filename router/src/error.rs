@@ -107,6 +107,16 @@ pub enum RouteError {
         /// When to try again.
         retry_after: Duration,
     },
+    /// The key has used what it may.
+    #[error("this API key may have {limit} {what}, and has had them; try again in {}", in_seconds(*.retry_after))]
+    KeyLimit {
+        /// Such as `requests a minute`.
+        what: &'static str,
+        /// So many.
+        limit: u32,
+        /// When there are some again.
+        retry_after: Duration,
+    },
     /// The first token is predicted to come later than the caller can use it.
     #[error(
         "the first token is predicted in {predicted:?}, and was wanted within {deadline:?}; try again later"
@@ -178,6 +188,12 @@ pub(crate) struct Causes<'e>(pub(crate) &'e (dyn Error + 'static));
 #[error("panicked: {0}")]
 pub(crate) struct Panicked(String);
 
+/// Whole seconds, rounded up, as `Retry-After` says them.
+fn in_seconds(time: Duration) -> String {
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    format!("{} s", seconds.max(1))
+}
+
 fn passed_at(param: Option<&str>) -> String {
     param.map(|param| format!(", which was passed at `{param}`")).unwrap_or_default()
 }
@@ -208,6 +224,7 @@ impl RouteError {
             Self::UnknownModel { .. } => "unknown_model",
             Self::NoWorker { .. } => "no_worker",
             Self::Overloaded { .. } => "overloaded",
+            Self::KeyLimit { .. } => "rate_limit_exceeded",
             Self::TooLate { .. } => "deadline_impossible",
             Self::DeadlineExceeded { .. } => "deadline_exceeded",
             Self::WorkerLost { .. } => "worker_lost",
@@ -233,6 +250,7 @@ impl RouteError {
             | Self::UnknownModel { .. }
             | Self::NoWorker { .. }
             | Self::Overloaded { .. }
+            | Self::KeyLimit { .. }
             | Self::TooLate { .. }
             | Self::DeadlineExceeded { .. }
             | Self::ShuttingDown

@@ -13,7 +13,6 @@ pub mod etcd;
 mod handshake;
 pub(crate) mod link;
 mod listen;
-mod lobby;
 mod pool;
 mod queue;
 pub(crate) mod registry;
@@ -26,11 +25,12 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use self::discovery::{RouterRecord, stay_registered};
 pub use self::drain::{DrainError, DrainOrder};
-use self::listen::{Listener, accept_workers, tls_acceptor};
+use self::listen::{Listener, accept_workers};
 pub use self::registry::{Registry, ServedModel};
 use crate::config::{Config, WorkerListen};
 use crate::core::secret::{AuthKey, HashKey};
 use crate::metrics::Metrics;
+use crate::net::tls::{ServerTls, TlsError};
 use crate::prompt::{Conventions, PrefixCache, TokenizePool};
 
 /// Prompts that may wait for a thread of the tokeniser.
@@ -48,6 +48,8 @@ pub(crate) struct Setup {
     hash_key: HashKey,
     tokenize_pool: Arc<TokenizePool>,
     prefix_cache: Arc<PrefixCache>,
+    /// Of the links, where they use it.
+    tls: Option<Arc<ServerTls>>,
 }
 
 impl Setup {
@@ -68,13 +70,8 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// Certificate or key cannot be used.
-    #[error("cannot use {path} for TLS: {source}")]
-    Tls {
-        /// The file that could not be used.
-        path: String,
-        /// What is wrong with it.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The file for decisions cannot be written.
     #[error("--decision-log: cannot use {path}: {source}")]
     DecisionLog {
@@ -118,7 +115,7 @@ pub(crate) async fn start(
     config: &Config,
     metrics: Arc<Metrics>,
 ) -> Result<Arc<Registry>, StartError> {
-    let tls = config.fleet.tls.as_ref().map(tls_acceptor).transpose()?;
+    let tls = config.fleet.tls.as_ref().map(|files| ServerTls::load(files, &[])).transpose()?;
     let pool = TokenizePool::new(config.tokenizer.threads, TOKENIZER_QUEUE);
     let secret = config.fleet.secret.as_ref().map(|secret| secret.0.as_bytes());
     let (listener, address) = Listener::bind(&config.fleet.listen).await?;
@@ -134,6 +131,7 @@ pub(crate) async fn start(
         hash_key: secret.map_or_else(|| HashKey(random_bytes()), HashKey::derive),
         tokenize_pool: Arc::new(pool.map_err(StartError::Threads)?),
         prefix_cache: PrefixCache::new(config.tokenizer.cache_bytes),
+        tls: tls.clone(),
     };
     let registry = Registry::new(setup, metrics, u64::from_le_bytes(random_bytes()));
     let (tasks, end) = (registry.tasks.clone(), registry.end.clone());

@@ -35,13 +35,13 @@ use axum::routing::{get, post};
 
 use crate::app::App;
 use crate::error::RouteError;
-use crate::http::access::{Access, require_key, require_operator};
+use crate::http::access::{Access, require_key, require_operator, require_scraper};
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
 use crate::request::grammar::KnownGrammars;
 
-/// All routes. Where API keys are configured they guard everything but the probes, `/metrics`, and what is for operators,
-/// who have keys or an address of their own.
+/// All routes. Where API keys are configured they guard everything but the probes and what is for operators, who have keys
+/// or an address of their own.
 pub fn app(state: Arc<App>) -> Router {
     let surface = Surface::of(&state);
     let for_clients = Router::new()
@@ -69,7 +69,7 @@ pub fn app(state: Arc<App>) -> Router {
         .route("/tokenizer_info/{*name}", get(tokenize::info))
         .route_layer(from_fn(require_key));
     let cors = access::cors(&state.config.http.access.origins);
-    let routes = finish(for_operators().merge(for_clients), state, surface);
+    let routes = finish(for_operators(&state).merge(for_clients), state, surface);
     match cors {
         Some(cors) => routes.layer(cors),
         None => routes,
@@ -79,11 +79,14 @@ pub fn app(state: Arc<App>) -> Router {
 /// What operators are served where clients are not.
 pub(crate) fn operators(state: Arc<App>) -> Router {
     let surface = Surface::of(&state);
-    finish(for_operators(), state, surface)
+    finish(for_operators(&state), state, surface)
 }
 
 /// What shows or changes the fleet, and what anybody may ask.
-fn for_operators() -> Router<Surface> {
+fn for_operators(app: &Arc<App>) -> Router<Surface> {
+    let metrics = Router::new()
+        .route("/metrics", get(ops::metrics))
+        .route_layer(from_fn_with_state(Arc::clone(app), require_scraper));
     Router::new()
         .route("/workers", get(ops::workers))
         .route("/workers/{worker}/drain", get(drain::state).post(drain::begin))
@@ -91,12 +94,12 @@ fn for_operators() -> Router<Surface> {
         .route("/decisions/{*request}", get(explain::decisions))
         .route("/health", get(ops::health))
         .route("/ready", get(ops::ready))
-        .route("/metrics", get(ops::metrics))
         .route("/version", get(ops::version))
         .route("/openapi.json", get(ops::openapi::document))
         .route("/docs", get(ops::openapi::page))
         .route("/docs/page.js", get(ops::openapi::script))
         .route("/docs/page.css", get(ops::openapi::style))
+        .merge(metrics)
 }
 
 fn finish(routes: Router<Surface>, state: Arc<App>, surface: Surface) -> Router {

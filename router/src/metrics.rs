@@ -1,5 +1,6 @@
 //! All that the router counts, by subject, and its text for Prometheus.
 
+mod edges;
 mod exposition;
 mod grammars;
 mod http;
@@ -17,6 +18,7 @@ mod transfers;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+pub use edges::{ByReload, Edges};
 pub use exposition::Exposition;
 pub use grammars::Grammars;
 pub use http::Http;
@@ -37,6 +39,8 @@ pub(crate) use transfers::backend_label;
 pub struct Metrics {
     /// Clients and their connections.
     pub http: Http,
+    /// Who comes in.
+    pub edges: Edges,
     /// Requests and their tokens.
     pub requests: Requests,
     /// Grammars that answers are to follow.
@@ -59,6 +63,7 @@ impl Metrics {
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("headrace_build", "Version of the router; always 1", version);
         self.http.register(registry);
+        self.edges.register(registry);
         self.requests.register(registry);
         self.grammars.register(registry);
         self.responses.register(registry);

@@ -1,5 +1,8 @@
 //! What listeners and connections share: who is at the other end, a socket with a queue for a burst of dials, a file for a Unix
-//! socket, and which failed accepts call for a pause.
+//! socket, and which failed accepts call for a pause. `lobby` bounds who has not introduced itself, `tls` is read from files.
+
+pub(crate) mod lobby;
+pub(crate) mod tls;
 
 use std::fs::Permissions;
 use std::io;

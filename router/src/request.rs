@@ -9,6 +9,7 @@ mod request_trace;
 use std::sync::Arc;
 
 use crate::core::frame::{Pooling, Ranked, Sampling};
+use crate::limits::key_ring::ClientKey;
 use crate::limits::memory::MemoryShare;
 use crate::limits::shares::{Account, Holder};
 use crate::prompt::{Prompt, StopStrings};
@@ -45,6 +46,8 @@ pub struct Job {
     pub account: Account,
     /// Whose share of the places it takes.
     pub holder: Holder,
+    /// By which its client is known; it pays for the tokens.
+    pub key: Option<Arc<ClientKey>>,
     /// The HTTP request that it belongs to.
     pub request_trace: Arc<RequestTrace>,
     /// Number of its choice 0 among all choices of that.

@@ -1,4 +1,6 @@
-//! From start to the last answer: both addresses and the drain.
+//! From start to the last answer: both addresses and the drain. `reload` reads files again meanwhile.
+
+mod reload;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -7,16 +9,20 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::app::App;
 use crate::config::{Config, WorkerListen};
 use crate::connection::accept_clients;
 use crate::connection::admin::AdminListeners;
+use crate::connection::tls_port::TlsPort;
 use crate::fleet::StartError;
 use crate::limits::descriptors;
-use crate::net;
+use crate::net::{self, tls};
 use crate::process::stopper::Stopper;
+
+pub use reload::ReloadRequest;
+use reload::{Watched, keep_fresh};
 
 /// For answers that are cut to end with an error event, and for connections that are hung up on to end.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
@@ -28,6 +34,9 @@ pub struct Server {
     operators: AdminListeners,
     listener: TcpListener,
     address: SocketAddr,
+    /// Of clients, where they are served over TLS.
+    tls: Option<Arc<TlsPort>>,
+    reload: ReloadRequest,
     /// Connections of clients at a time.
     most: usize,
     stopper: Stopper,
@@ -50,9 +59,14 @@ impl Server {
         let (listener, address) = bound
             .await
             .map_err(|source| StartError::Bind { address: format!("{host}:{port}"), source })?;
-        let operators = AdminListeners::bind(&config.http.access.admin_listen).await?;
+        let operators = {
+            let http = &config.http;
+            AdminListeners::bind(&http.access.admin_listen, http.tls.as_ref()).await?
+        };
         let app = App::start(config).await?;
-        Ok(Self { app, operators, listener, address, most, stopper: Stopper::default() })
+        let tls = TlsPort::open(&app, most)?;
+        let (stopper, reload) = (Stopper::default(), ReloadRequest::default());
+        Ok(Self { app, operators, listener, address, tls, reload, most, stopper })
     }
 
     /// Where clients connect.
@@ -79,6 +93,24 @@ impl Server {
         &self.app
     }
 
+    /// Has it read files of keys and certificates again.
+    #[must_use]
+    pub fn reload(&self) -> ReloadRequest {
+        self.reload.clone()
+    }
+
+    /// True if there are such files.
+    #[must_use]
+    pub fn has_files(&self) -> bool {
+        !Watched::of(&self.app, self.tls.as_deref(), self.operators.tls()).is_empty()
+    }
+
+    /// True if clients are served over TLS.
+    #[must_use]
+    pub fn speaks_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// Ends this server.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
@@ -87,10 +119,19 @@ impl Server {
 
     /// Serves until the stopper was used and, after a drain, the last answer ended.
     pub async fn serve(self) {
-        let Self { app, operators, listener, address, most, stopper } = self;
+        let Self { app, operators, listener, address, tls, reload, most, stopper } = self;
         for warning in &app.config.http.access.warnings {
             tracing::warn!("{warning}");
         }
+        for files in app.config.http.tls.iter().chain(&app.config.fleet.tls) {
+            if let Some(warning) = tls::warning(files) {
+                tracing::warn!("{warning}");
+            }
+        }
+        let watched = Watched::of(&app, tls.as_deref(), operators.tls());
+        let watching = keep_fresh(watched, Arc::clone(&app.metrics), reload);
+        let watching = tokio::spawn(watching);
+        let watching = AbortOnDropHandle::new(watching);
         tracing::info!(%address, workers = %app.fleet.address(), "listening");
         for address in operators.addresses() {
             tracing::info!(%address, "listening for operators");
@@ -101,7 +142,14 @@ impl Server {
         let connections = TaskTracker::new();
         // on a thread of the runtime: a connection is served where it was accepted, without a switch between threads
         let (accepting, draining) = (
-            accept_clients(Arc::clone(&app), listener, most, stopper.clone(), connections.clone()),
+            accept_clients(
+                Arc::clone(&app),
+                listener,
+                most,
+                tls,
+                stopper.clone(),
+                connections.clone(),
+            ),
             stopper.clone(),
         );
         let accepting = tokio::spawn(async move {
@@ -129,6 +177,7 @@ impl Server {
         }
         let _ = timeout(LAST_EVENTS, operators).await; // hung up on with the rest
         app.fleet.close().await;
+        drop(watching);
         tracing::info!("stopped");
     }
 }

@@ -82,6 +82,27 @@ fn a_hang_up_drains() {
 }
 
 #[test]
+fn where_there_are_files_a_hang_up_reads_them_again_and_ends_nothing() {
+    let file = std::env::temp_dir().join(format!("headrace-hangup-{}", std::process::id()));
+    std::fs::write(&file, "first\n").unwrap();
+    // a session of its own has no terminal that could be gone
+    let mut router = started(shell("trap - HUP;", &format!("--api-key-file {}", file.display())));
+    std::fs::write(&file, "no key on this sesame line\n").unwrap();
+    let pid = router.id().to_string();
+    assert!(Command::new("kill").args(["-HUP", &pid]).status().unwrap().success());
+    let mut lines = BufReader::new(router.stderr.take().unwrap()).lines();
+    let refused = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("refused")));
+    let refused = refused.expect("it is said").unwrap();
+    assert!(refused.contains(" ERROR ") && refused.contains("line 1"), "{refused}");
+    assert!(!refused.contains("sesame"), "{refused}");
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    assert_eq!(router.wait().unwrap().code(), Some(0), "{rest:?}");
+    assert!(rest.iter().any(|line| line.contains("draining")), "{rest:?}");
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn a_hang_up_that_nohup_has_ignored_stays_ignored() {
     let router = started(shell("trap '' HUP;", ""));

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, ToSocketAddrs as _};
 
-use super::keys::{Keys, keys};
-use super::{ConfigError, RouterArgs, Secret, WorkerListen, flag, listen};
+use super::keys::{KeySet, KeySources};
+use super::{ConfigError, RouterArgs, WorkerListen, flag, listen};
 
 /// Longest name of a host, in bytes, as DNS has it.
 const LONGEST_HOST: usize = 253;
@@ -11,10 +11,12 @@ const LONGEST_HOST: usize = 253;
 /// Who may come in, and as whom.
 #[derive(Debug, Clone)]
 pub struct AccessConfig {
-    /// Of clients; none lets everybody in.
-    pub api_keys: Keys,
-    /// Keys that make a caller an operator.
-    pub admin_keys: Keys,
+    /// Keys of clients, of which none lets everybody in, and of operators, as they were at the start.
+    pub keys: KeySet,
+    /// Where the keys come from.
+    pub key_sources: KeySources,
+    /// Everybody who reaches the clients' port sees `/metrics` there.
+    pub public_metrics: bool,
     /// Where operators are served, besides the port of the clients.
     pub admin_listen: Vec<WorkerListen>,
     /// Names under which clients may reach this server, lower case.
@@ -50,33 +52,25 @@ impl Names {
 impl AccessConfig {
     pub(super) fn check(args: &RouterArgs, warnings: Vec<String>) -> Result<Self, ConfigError> {
         let mut warnings = warnings;
-        let file = args.api_key_file.as_deref();
-        let api_keys = keys("api-key-file", file, &args.api_key, &mut warnings)?;
-        let file = args.admin_key_file.as_deref();
-        let admin_keys = keys("admin-key-file", file, &args.admin_key, &mut warnings)?;
-        if admin_keys.overlap(&api_keys) {
-            return Err(flag(
-                "admin-key-file",
-                "holds a key that clients have, too".into(),
-                "give operators a key of their own",
-            ));
-        }
+        let key_sources = KeySources::of(args)?;
+        let mut keys = key_sources.read()?;
+        warnings.append(&mut keys.warnings);
         if args.host.is_empty() {
             return Err(flag("host", "is empty".into(), "name an address such as 127.0.0.1"));
         }
-        if api_keys.is_empty() && !args.allow_anonymous_clients && is_exposed(&args.host, args.port)
-        {
+        let known = !keys.clients.is_empty() || args.tls_client_ca.is_some();
+        if !known && !args.allow_anonymous_clients && is_exposed(&args.host, args.port) {
             return Err(flag(
                 "host",
                 format!("{} can be reached by others, and no API key is asked for", args.host),
-                "give --api-key-file FILE (or HEADRACE_API_KEY), or --allow-anonymous-clients if everybody who can \
-                 reach this address may use it",
+                "give --api-key-file FILE (or HEADRACE_API_KEY), or certificates for clients and --tls-client-ca FILE, or \
+                 --allow-anonymous-clients if everybody who can reach this address may use it",
             ));
         }
         let admin_listen = args.admin_listen.iter().map(|text| listen("admin-listen", text));
         let admin_listen = admin_listen.collect::<Result<Vec<_>, _>>()?;
         for address in &admin_listen {
-            if admin_keys.is_empty() && is_exposed_address(address) {
+            if keys.operators.is_empty() && is_exposed_address(address) {
                 return Err(flag(
                     "admin-listen",
                     format!("{address} can be reached by others, and no key is asked for"),
@@ -97,24 +91,32 @@ impl AccessConfig {
             names.extend(own_names(&args.host));
         }
         let origins = names("allowed-origins", &args.allowed_origins, origin)?;
-        Ok(Self { api_keys, admin_keys, admin_listen, hosts, origins, shared_cache, warnings })
+        let public_metrics = args.public_metrics;
+        Ok(Self {
+            keys,
+            key_sources,
+            public_metrics,
+            admin_listen,
+            hosts,
+            origins,
+            shared_cache,
+            warnings,
+        })
     }
 }
 
 /// Workers that anybody could be are refused, unless they were asked for.
-pub(super) fn check_workers(
-    address: &WorkerListen,
-    secret: Option<&Secret>,
-    anonymous: bool,
-) -> Result<(), ConfigError> {
-    if secret.is_some() || anonymous || !is_exposed_address(address) {
+///
+/// `known`: they have a secret or a certificate, or everybody may join.
+pub(super) fn check_workers(address: &WorkerListen, known: bool) -> Result<(), ConfigError> {
+    if known || !is_exposed_address(address) {
         return Ok(());
     }
     Err(flag(
         "worker-listen",
         format!("{address} can be reached by others, and workers need no secret"),
-        "give --secret-file FILE (or HEADRACE_SECRET), or --allow-anonymous-workers if everybody who can reach this \
-         address may be sent prompts",
+        "give --secret-file FILE (or HEADRACE_SECRET), or certificates for workers and --worker-tls-client-ca FILE, or \
+         --allow-anonymous-workers if everybody who can reach this address may be sent prompts",
     ))
 }
 

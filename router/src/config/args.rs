@@ -82,9 +82,10 @@ pub struct RouterArgs {
     /// may then be sent prompts.
     #[arg(long, help_heading = "Security")]
     pub allow_anonymous_workers: bool,
-    /// File with the keys of clients, one on a line: KEY, or TENANT KEY, so that several keys can belong to one tenant.
-    /// Clients send a key as `Authorization: Bearer KEY`. Without keys everybody is served. The variable
-    /// HEADRACE_API_KEY holds keys with commas between them.
+    /// File with the keys of clients, one on a line: KEY, or TENANT KEY, so that several keys can belong to one tenant, and
+    /// after the key what else it may, such as rpm=60. `headrace key new` writes such a line, without the key itself. Clients
+    /// send a key as `Authorization: Bearer KEY`. Without keys everybody is served. The file is read again when it changes.
+    /// The variable HEADRACE_API_KEY holds keys with commas between them.
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     pub api_key_file: Option<PathBuf>,
     /// Keys of clients, from the variable HEADRACE_API_KEY.
@@ -94,8 +95,9 @@ pub struct RouterArgs {
     #[arg(long, help_heading = "Security")]
     pub allow_anonymous_clients: bool,
     /// File with the keys of operators, one on a line, for /workers, drains and the decisions of all tenants. Without
-    /// keys of operators and of clients, processes of this machine are operators. The variable HEADRACE_ADMIN_KEY holds
-    /// keys with commas between them.
+    /// keys of operators and of clients, processes of this machine are operators. A key with only=metrics behind it may only
+    /// read /metrics. The file is read again when it changes. The variable HEADRACE_ADMIN_KEY holds keys with commas between
+    /// them.
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     pub admin_key_file: Option<PathBuf>,
     /// Keys of operators, from the variable HEADRACE_ADMIN_KEY.
@@ -105,6 +107,10 @@ pub struct RouterArgs {
     /// HOST:PORT.
     #[arg(long, value_name = "ADDRESS", help_heading = "Security")]
     pub admin_listen: Vec<String>,
+    /// Show /metrics to everybody who reaches the port of the clients. Without the flag processes of this machine see it there,
+    /// and whoever has a key of operators.
+    #[arg(long, help_heading = "Security")]
+    pub public_metrics: bool,
     /// Host names under which clients without a key reach this server, with commas between them, or * for any.
     /// Addresses, localhost, the name in --host and the names of this machine are always allowed. Web pages could use
     /// other names to reach this server.
@@ -130,13 +136,28 @@ pub struct RouterArgs {
         help_heading = "Security"
     )]
     pub cache_sharing: String,
+    /// Certificate chain (PEM) for TLS at the port of the clients. Needs --tls-key. Without both flags clients are served over
+    /// plain HTTP. The files are read again when they change.
+    #[arg(long, visible_alias = "tls-cert-path", value_name = "FILE", help_heading = "Security")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key (PEM) of --tls-cert.
+    #[arg(long, visible_alias = "tls-key-path", value_name = "FILE", help_heading = "Security")]
+    pub tls_key: Option<PathBuf>,
+    /// Authorities (PEM) of which one must have signed the certificate that a client shows. Clients without such a
+    /// certificate are refused. Without the flag clients need no certificate. Needs --tls-cert.
+    #[arg(long, value_name = "FILE", help_heading = "Security")]
+    pub tls_client_ca: Option<PathBuf>,
     /// Certificate chain (PEM) for TLS on the links of workers. Needs --worker-tls-key. Without both flags the links
-    /// use no TLS.
+    /// use no TLS. The files are read again when they change.
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     pub worker_tls_cert: Option<PathBuf>,
     /// Private key (PEM) of --worker-tls-cert.
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     pub worker_tls_key: Option<PathBuf>,
+    /// Authorities (PEM) of which one must have signed the certificate that a worker shows. A worker with such a
+    /// certificate needs no secret, unless there is one as well. Needs --worker-tls-cert.
+    #[arg(long, value_name = "FILE", help_heading = "Security")]
+    pub worker_tls_client_ca: Option<PathBuf>,
 
     /// Milliseconds that a request waits at most for a worker with room.
     #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Deadlines")]

@@ -1,27 +1,76 @@
-//! Keys of clients and of operators: from a file or the environment, kept as digests.
+//! Keys of clients and of operators, kept as digests. `line` reads one, `files` all of them, now and again.
 
+mod files;
+mod line;
+
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 
-use super::{ConfigError, flag};
+use super::flag;
+
+pub(super) use files::read;
+pub use files::{KeySet, KeySources, first_key};
+pub(super) use line::Role;
+pub use line::{KeyTerms, check_key_line};
 
 /// Most keys of one kind. All of them are compared with what a client sent, in constant time: 4,096 take some 20 us.
 const MOST_KEYS: usize = 4_096;
-/// Longest line of a key file, in bytes: more than any `Authorization` header that proxies let through.
-const LONGEST_LINE: usize = 4_096;
 
 /// Keys of which one lets somebody in.
 #[derive(Clone, Default)]
-pub struct Keys(Vec<Key>);
+pub struct Keys {
+    list: Vec<KnownKey>,
+    /// By each digest that is known; only files are checked with it, and never what a client sends.
+    places: HashMap<[u8; 32], usize>,
+    names: HashSet<Arc<str>>,
+}
 
 /// A key, as far as it is kept.
 #[derive(Clone)]
-struct Key {
-    digest: blake3::Hash,
-    tenant: Tenant,
-    /// Of the tenant, where it has one.
-    name: Option<Arc<str>>,
+pub struct KnownKey {
+    digests: Digests,
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// What its line calls that tenant.
+    pub tenant_name: Option<Arc<str>>,
+    /// What else its line says.
+    pub terms: KeyTerms,
+}
+
+/// Of one key, as far as they are known: of a key that is written as a digest there is that one alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Digests {
+    blake3: Option<blake3::Hash>,
+    sha256: Option<blake3::Hash>,
+}
+
+impl Digests {
+    fn of(key: &str) -> Self {
+        Self { blake3: Some(blake3::hash(key.as_bytes())), sha256: Some(sha256(key.as_bytes())) }
+    }
+
+    fn all(&self) -> impl Iterator<Item = [u8; 32]> {
+        [self.blake3, self.sha256].into_iter().flatten().map(|digest| *digest.as_bytes())
+    }
+
+    /// True if they are of one key, as far as they can be compared; in constant time.
+    fn meet(&self, other: &Self) -> bool {
+        let same = |one: Option<blake3::Hash>, other| one.is_some() && one == other;
+        same(self.blake3, other.blake3) || same(self.sha256, other.sha256)
+    }
+
+    /// What stands for the key.
+    fn id(&self) -> [u8; 32] {
+        let known = self.blake3.or(self.sha256);
+        *known.expect("one of them is known of every key").as_bytes()
+    }
+}
+
+/// In a type that is compared in constant time.
+fn sha256(bytes: &[u8]) -> blake3::Hash {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    blake3::Hash::from_bytes(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }
 
 /// Who has a key: all keys of one name, or one key without a name.
@@ -44,68 +93,95 @@ impl Tenant {
     }
 }
 
+impl KnownKey {
+    /// Stays the same as long as the key does, whatever else its line says.
+    #[must_use]
+    pub fn id(&self) -> [u8; 32] {
+        self.digests.id()
+    }
+}
+
 impl Keys {
     /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
-    /// Who sent this key. Every key is compared, each in constant time.
+    /// All of them, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = &KnownKey> {
+        self.list.iter()
+    }
+
+    /// The place of the key that was sent. Every key is compared, each in constant time.
     #[must_use]
-    pub fn find(&self, sent: &[u8]) -> Option<Tenant> {
-        let sent = blake3::hash(sent);
-        let compare = |found, key: &Key| if key.digest == sent { Some(key.tenant) } else { found };
-        self.0.iter().fold(None, compare)
-    }
-
-    /// What its line calls a tenant.
-    #[must_use]
-    pub fn name(&self, tenant: Tenant) -> Option<Arc<str>> {
-        self.0.iter().find(|key| key.tenant == tenant).and_then(|key| key.name.clone())
-    }
-
-    /// True if a key is in both.
-    pub(super) fn overlap(&self, other: &Self) -> bool {
-        self.0.iter().any(|key| other.0.iter().any(|theirs| theirs.digest == key.digest))
-    }
-
-    /// Adds a line, `KEY` or `TENANT KEY`.
-    pub(super) fn add(&mut self, line: &str) -> Result<(), &'static str> {
-        let mut words = line.split_ascii_whitespace();
-        let (tenant, key) = match (words.next(), words.next(), words.next()) {
-            (Some(key), None, None) => (None, key),
-            (Some(tenant), Some(key), None) => (Some(tenant), key),
-            (None, ..) => return Err("a key is empty"),
-            _ => return Err("a line has more than two words"),
+    pub fn find(&self, sent: &[u8]) -> Option<usize> {
+        let blake3 = Some(blake3::hash(sent));
+        // of keys that are written down only as this
+        let any = self.list.iter().any(|key| key.digests.blake3.is_none());
+        let sha256 = any.then(|| sha256(sent));
+        let sent = Digests { blake3, sha256 };
+        let compare = |found, (at, key): (usize, &KnownKey)| {
+            if key.digests.meet(&sent) { Some(at) } else { found }
         };
-        if key.starts_with('#') {
-            return Err("a key begins with #, which begins a comment");
+        self.list.iter().enumerate().fold(None, compare)
+    }
+
+    /// True if a key is in both, as far as their digests show it.
+    fn overlap(&self, other: &Self) -> bool {
+        self.places.keys().any(|digest| other.places.contains_key(digest))
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// What is wrong with it. No error shows a key.
+    pub(super) fn add(&mut self, line: &str, role: Role) -> Result<(), String> {
+        self.insert(line::parse(line, role)?)
+    }
+
+    /// Adds all of the others.
+    ///
+    /// # Errors
+    /// What is wrong with one of them.
+    fn join(&mut self, others: &Self) -> Result<(), String> {
+        others.list.iter().cloned().try_for_each(|key| self.insert(key))
+    }
+
+    fn insert(&mut self, key: KnownKey) -> Result<(), String> {
+        if let Some(at) = key.digests.all().find_map(|digest| self.places.get(&digest)) {
+            let known = &self.list[*at];
+            if known.tenant != key.tenant {
+                return Err("a key belongs to two tenants".into());
+            }
+            if known.terms != key.terms {
+                return Err("a key is there twice, and its settings differ".into());
+            }
+            return Ok(());
         }
-        if !line.is_ascii() || line.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
-            return Err("a key has characters that a header cannot carry");
+        if self.list.len() == MOST_KEYS {
+            return Err("there are more than 4096 keys".into());
         }
-        let digest = blake3::hash(key.as_bytes());
-        let name = tenant.map(Arc::from);
-        let tenant = tenant.map_or_else(
-            || blake3::derive_key("headrace 2026-11 tenant of a key", digest.as_bytes()),
-            |name| blake3::derive_key("headrace 2026-11 tenant by name", name.as_bytes()),
-        );
-        let key = Key { digest, tenant: Tenant(tenant.into()), name };
-        if self.0.iter().any(|known| known.digest == key.digest && known.tenant != key.tenant) {
-            return Err("a key belongs to two tenants");
+        if let Some(name) = &key.terms.name
+            && !self.names.insert(Arc::clone(name))
+        {
+            return Err("a key has the name of another one".into());
         }
-        if self.0.len() == MOST_KEYS {
-            return Err("there are more than 4096 keys");
-        }
-        self.0.push(key);
+        self.places.extend(key.digests.all().map(|digest| (digest, self.list.len())));
+        self.list.push(key);
         Ok(())
     }
 }
 
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Keys({})", self.0.len())
+        write!(f, "Keys({})", self.list.len())
+    }
+}
+
+impl fmt::Debug for KnownKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KnownKey({:?})", self.tenant)
     }
 }
 
@@ -113,91 +189,4 @@ impl fmt::Debug for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tenant({:016x})", self.id())
     }
-}
-
-/// The keys of a file and those that came otherwise.
-///
-/// # Errors
-/// The file cannot be read or holds none, or a key cannot be right. No error shows a key.
-pub(super) fn keys(
-    name: &'static str,
-    file: Option<&Path>,
-    others: &[String],
-    warnings: &mut Vec<String>,
-) -> Result<Keys, ConfigError> {
-    let remedy = "write one key a line, KEY or TENANT KEY; # begins a comment";
-    let mut keys = Keys::default();
-    if let Some(path) = file {
-        let text = read(name, path, warnings)?;
-        for (number, line) in text.lines().enumerate() {
-            let line = without_comment(line);
-            if line.is_empty() {
-                continue;
-            }
-            let added = if line.len() > LONGEST_LINE {
-                Err("a key is longer than 4096 bytes")
-            } else {
-                keys.add(line)
-            };
-            added.map_err(|problem| {
-                flag(name, format!("{} line {}: {problem}", path.display(), number + 1), remedy)
-            })?;
-        }
-        if keys.is_empty() {
-            let problem = format!("{} holds no key", path.display());
-            return Err(flag(name, problem, &format!("{remedy}, or leave the flag out")));
-        }
-    }
-    for line in others {
-        keys.add(line.trim()).map_err(|problem| {
-            let problem = format!("{problem} in the variable that stands for this flag");
-            flag(name, problem, "it takes keys with commas between them")
-        })?;
-    }
-    Ok(keys)
-}
-
-/// A line up to a `#` at its beginning or after white space: keys may have one inside.
-fn without_comment(line: &str) -> &str {
-    let mut before = ' ';
-    let comment = line.char_indices().find(|(_, c)| {
-        let begins = *c == '#' && before.is_whitespace();
-        before = *c;
-        begins
-    });
-    line[..comment.map_or(line.len(), |(at, _)| at)].trim()
-}
-
-/// The first key of a file, for a client to send.
-///
-/// # Errors
-/// The file cannot be read or holds none.
-pub fn first_key(path: &Path) -> Result<String, ConfigError> {
-    let text = read("api-key-file", path, &mut Vec::new())?;
-    let mut keys = text.lines().map(without_comment).filter(|line| !line.is_empty());
-    let key = keys.next().and_then(|line| line.split_ascii_whitespace().last()).map(str::to_owned);
-    key.ok_or_else(|| {
-        let problem = format!("{} holds no key", path.display());
-        flag("api-key-file", problem, "write one key a line, KEY or TENANT KEY")
-    })
-}
-
-/// The text of a file with secrets in it; a warning where others may read it, too.
-pub(super) fn read(
-    name: &'static str,
-    path: &Path,
-    warnings: &mut Vec<String>,
-) -> Result<String, ConfigError> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let failed =
-        |source| ConfigError::File { flag: name, path: path.display().to_string(), source };
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
-    if mode & 0o004 != 0 {
-        warnings.push(format!(
-            "--{name}: every user of this machine can read {}; chmod o-r keeps it to its owner and group",
-            path.display()
-        ));
-    }
-    Ok(text)
 }

@@ -12,6 +12,7 @@ use super::gate::{Gate, Streams};
 use super::last_words::TOO_MANY;
 use super::open::Open;
 use super::socket::Socket;
+use super::tls_port::TlsPort;
 use super::unread::Unread;
 use super::{Clients, serve};
 use crate::app::App;
@@ -26,6 +27,7 @@ pub(crate) async fn accept_clients(
     app: Arc<App>,
     listener: TcpListener,
     most: usize,
+    tls: Option<Arc<TlsPort>>,
     stopper: Stopper,
     connections: TaskTracker,
 ) {
@@ -36,6 +38,7 @@ pub(crate) async fn accept_clients(
         gate: Gate::new(),
         unread: Unread::default(),
         next: AtomicU64::new(1),
+        tls,
         app,
     });
     let accepting = accept(&clients, &listener, &connections);
@@ -69,8 +72,10 @@ async fn accept(clients: &Arc<Clients>, listener: &TcpListener, connections: &Ta
         let address = peer.ip().to_canonical();
         let Some(room) = clients.open.room().await else {
             clients.app.metrics.http.connections_refused.inc();
-            let socket = Socket::new(stream, Peer { address, connection: u64::MAX });
-            connections.spawn(async move { TOO_MANY.say(&socket).await });
+            if clients.tls.is_none() {
+                let socket = Socket::new(stream, Peer { address, connection: u64::MAX });
+                connections.spawn(async move { TOO_MANY.say(&socket).await });
+            }
             continue;
         };
         let clients = Arc::clone(clients);

@@ -1,7 +1,7 @@
 //! Addresses of operators: Unix sockets that only the router's own user can open, or ports, each with the few routes that
 //! show or change the fleet.
 //!
-//! They do not share the bounds of the clients: who floods the port of the clients keeps no operator out.
+//! Ports that other machines reach speak TLS where that of the clients does. They do not share the bounds of the clients: who floods the port of the clients keeps no operator out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +14,17 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::app::App;
-use crate::config::WorkerListen;
+use crate::config::{TlsListen, WorkerListen};
 use crate::fleet::StartError;
 use crate::http::access::Entrance;
+use crate::net::tls::ServerTls;
 use crate::net::{self, SocketFile};
 use crate::process::stopper::Stopper;
 
@@ -35,26 +37,45 @@ const HEADERS: Duration = Duration::from_secs(10);
 /// After an accept that failed, for lack of descriptors perhaps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// What operators speak.
+const PROTOCOLS: [&str; 1] = ["http/1.1"];
+
 /// Bound addresses of operators.
 #[derive(Debug)]
-pub(crate) struct AdminListeners(Vec<Listener>);
+pub(crate) struct AdminListeners {
+    all: Vec<Listener>,
+    /// Of addresses that other machines reach, where clients are served over TLS.
+    tls: Option<Arc<ServerTls>>,
+}
 
 #[derive(Debug)]
 enum Listener {
-    Tcp(TcpListener),
+    /// Only processes of this machine reach it.
+    Near(TcpListener),
+    Far(TcpListener),
     Unix(UnixListener, SocketFile),
 }
 
+impl Listener {
+    fn of(listener: TcpListener) -> Self {
+        let near = listener.local_addr().is_ok_and(|at| at.ip().to_canonical().is_loopback());
+        if near { Self::Near(listener) } else { Self::Far(listener) }
+    }
+}
+
 impl AdminListeners {
-    /// Binds all of them.
+    /// Binds all of them. `tls` is that of the clients.
     ///
     /// # Errors
-    /// One cannot be bound.
-    pub(crate) async fn bind(addresses: &[WorkerListen]) -> Result<Self, StartError> {
+    /// One cannot be bound, or the certificate cannot be used.
+    pub(crate) async fn bind(
+        addresses: &[WorkerListen],
+        tls: Option<&TlsListen>,
+    ) -> Result<Self, StartError> {
         let mut bound = Vec::new();
         for address in addresses {
             let listener = match address {
-                WorkerListen::Tcp(text) => TcpListener::bind(text).await.map(Listener::Tcp),
+                WorkerListen::Tcp(text) => TcpListener::bind(text).await.map(Listener::of),
                 WorkerListen::Unix(path) => net::listen_unix(path, Some(0o600))
                     .await
                     .map(|(listener, file)| Listener::Unix(listener, file)),
@@ -62,32 +83,39 @@ impl AdminListeners {
             let failed = |source| StartError::Bind { address: address.to_string(), source };
             bound.push(listener.map_err(failed)?);
         }
-        Ok(Self(bound))
+        let any_far = bound.iter().any(|listener| matches!(listener, Listener::Far(_)));
+        let tls = tls.filter(|_| any_far).map(|files| ServerTls::load(files, &PROTOCOLS));
+        Ok(Self { all: bound, tls: tls.transpose()? })
+    }
+
+    pub(crate) fn tls(&self) -> Option<&Arc<ServerTls>> {
+        self.tls.as_ref()
     }
 
     /// With the ports that were taken.
     pub(crate) fn addresses(&self) -> Vec<WorkerListen> {
         let address = |listener: &Listener| match listener {
-            Listener::Tcp(listener) => {
+            Listener::Near(listener) | Listener::Far(listener) => {
                 listener.local_addr().ok().map(|address| WorkerListen::Tcp(address.to_string()))
             }
             Listener::Unix(_, file) => Some(WorkerListen::Unix(file.path().to_owned())),
         };
-        self.0.iter().filter_map(address).collect()
+        self.all.iter().filter_map(address).collect()
     }
 
     /// Serves until the server stops; also while it drains, when there is something to see.
     pub(crate) async fn serve(self, app: Arc<App>, stopper: Stopper) {
-        if self.0.is_empty() {
+        if self.all.is_empty() {
             return;
         }
         let tasks = TaskTracker::new();
         let routes = crate::http::operators(Arc::clone(&app));
-        for listener in self.0 {
+        for listener in self.all {
             let door = Door {
                 routes: routes.clone(),
                 room: Arc::new(Semaphore::new(CONNECTIONS)),
-                asks_for_key: !app.config.http.access.admin_keys.is_empty(),
+                asks_for_key: app.keys.now().are_asked_of_operators(),
+                tls: self.tls.clone(),
                 stopper: stopper.clone(),
                 tasks: tasks.clone(),
             };
@@ -104,6 +132,7 @@ struct Door {
     routes: Router,
     room: Arc<Semaphore>,
     asks_for_key: bool,
+    tls: Option<Arc<ServerTls>>,
     stopper: Stopper,
     tasks: TaskTracker,
 }
@@ -122,11 +151,15 @@ impl Door {
             let room = Arc::clone(&self.room).acquire_owned().await;
             let room = room.expect("nobody closes it");
             let accepted = match listener {
-                Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
-                    let peer =
-                        if self.asks_for_key { Entrance::Anybody } else { Entrance::Operator };
-                    self.spawn(stream, peer, room);
-                }),
+                Listener::Far(listener) => {
+                    listener.accept().await.map(|(stream, _)| match &self.tls {
+                        Some(tls) => self.spawn_encrypted(stream, tls.acceptor(), room),
+                        None => self.spawn(stream, self.peer(), room),
+                    })
+                }
+                Listener::Near(listener) => {
+                    listener.accept().await.map(|(stream, _)| self.spawn(stream, self.peer(), room))
+                }
                 Listener::Unix(listener, _) => listener
                     .accept()
                     .await
@@ -139,7 +172,25 @@ impl Door {
         }
     }
 
-    fn spawn<S>(&self, stream: S, peer: Entrance, room: tokio::sync::OwnedSemaphorePermit)
+    /// Who comes through a port.
+    fn peer(&self) -> Entrance {
+        if self.asks_for_key { Entrance::Anybody } else { Entrance::Operator }
+    }
+
+    fn spawn_encrypted(&self, stream: TcpStream, tls: TlsAcceptor, room: OwnedSemaphorePermit) {
+        let (door, peer) = (self.clone(), self.peer());
+        self.tasks.spawn(async move {
+            let agreed = tokio::select! {
+                agreed = timeout(HEADERS, tls.accept(stream)) => agreed,
+                () = door.stopper.stopped() => return,
+            };
+            if let Ok(Ok(stream)) = agreed {
+                door.spawn(stream, peer, room);
+            }
+        });
+    }
+
+    fn spawn<S>(&self, stream: S, peer: Entrance, room: OwnedSemaphorePermit)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -183,6 +234,7 @@ mod tests {
             routes: Router::new(),
             room: Arc::new(Semaphore::new(CONNECTIONS)),
             asks_for_key: false,
+            tls: None,
             stopper: Stopper::default(),
             tasks: TaskTracker::new(),
         }

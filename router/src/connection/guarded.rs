@@ -190,9 +190,14 @@ impl AsyncWrite for Guarded {
         true
     }
 
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.socket.wire().stream).poll_flush(context);
+        if flushed.is_pending() {
+            return self.watch(context, flushed); // TLS has more for the socket than it takes
+        }
+        self.stalled = None;
         self.socket.unflushed.store(false, Relaxed); // called when all is written
-        Pin::new(&mut self.socket.wire().stream).poll_flush(context)
+        flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

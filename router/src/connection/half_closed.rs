@@ -116,7 +116,8 @@ impl Socket {
         if version < Version::HTTP_11 {
             return if since.elapsed() > BLIND { Look::Gone } else { Look::There };
         }
-        match wire.stream.try_write(PROBE) {
+        let Some(plain) = wire.stream.plain() else { return Look::Idle };
+        match plain.try_write(PROBE) {
             Ok(written) if written == PROBE.len() => Look::There,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Look::There,
             Ok(_) | Err(_) => Look::Gone,
@@ -161,7 +162,9 @@ mod tests {
     async fn looks_begin_at_once_and_become_few() {
         let (socket, client) = pair().await;
         let _answering = Answering::begin(&socket, Version::HTTP_11, false);
-        std::future::poll_fn(|context| socket.wire().stream.poll_write_ready(context))
+        std::future::poll_fn(|context| {
+            socket.wire().stream.plain().unwrap().poll_write_ready(context)
+        })
             .await
             .unwrap();
         assert!(shut(&socket) && !is_gone_within_a_minute(&socket).await);
@@ -219,7 +222,7 @@ mod tests {
         let (socket, client) = pair().await;
         let answering = Answering::begin(&socket, Version::HTTP_11, false);
         answering.answered(false);
-        assert_eq!(socket.wire().stream.try_write(b"HTTP").unwrap(), 4);
+        assert_eq!(socket.wire().stream.plain().unwrap().try_write(b"HTTP").unwrap(), 4);
         client.readable().await.unwrap();
         drop(client); // with bytes that it has not read
         assert!(shut(&socket) && is_gone_within_a_minute(&socket).await);

@@ -63,6 +63,7 @@ enum End {
 /// Serves as hyper does, up to the next stream of events.
 async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End {
     let streamed: Mutex<Option<Box<StreamedAnswer>>> = Mutex::new(None);
+    let is_plain = socket.wire().stream.plain().is_some();
     let routes = TowerToHyperService::new(clients.routes.clone());
     let service = service_fn(|mut request: Request<Incoming>| {
         let receiving = !request.body().is_end_stream();
@@ -78,7 +79,7 @@ async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End 
             let mut answer = answer.await?;
             let is_events = is_event_stream(&answer);
             answering.answered(is_events);
-            let takes_chunks = version == Version::HTTP_11;
+            let takes_chunks = version == Version::HTTP_11 && is_plain;
             if takes_chunks
                 && answering.is_read()
                 && let Some(events) = answer.extensions_mut().remove::<EventStream>()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
 
 use super::guarded::Plain;
@@ -19,8 +19,16 @@ pub(super) const TOO_MANY: LastWords = LastWords {
     body: r#"{"error":{"message":"too many connections; try again later","type":"overloaded_error","param":null,"code":"too_many_connections"}}"#,
 };
 
-/// For them to be sent.
+/// Plain HTTP came where TLS is spoken.
+pub(super) const HTTPS_ONLY: LastWords = LastWords {
+    head: "400 Bad Request",
+    body: r#"{"error":{"message":"this port speaks TLS; ask for https:// in the place of http://","type":"invalid_request_error","param":null,"code":"https_only"}}"#,
+};
+
+/// For them to be sent, and for a client to read them.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Pieces of 4 KiB that a client may send after them: a request with a short body.
+const LINGER_READS: usize = 32;
 
 pub(super) struct LastWords {
     head: &'static str,
@@ -30,16 +38,36 @@ pub(super) struct LastWords {
 impl LastWords {
     /// Sends them, and no more.
     pub(super) async fn say(self, socket: &Socket) {
+        self.say_to(&mut Plain(socket)).await;
+    }
+
+    /// The same to what is no connection yet.
+    pub(super) async fn say_to(self, writer: &mut (impl AsyncWrite + Unpin)) {
         let Self { head, body } = self;
         let len = body.len();
         let words = format!(
             "HTTP/1.1 {head}\r\ncontent-type: application/json\r\ncontent-length: {len}\r\nconnection: close\r\n\r\n{body}"
         );
-        let mut writer = Plain(socket);
         let _ = timeout(LAST_WORDS, async {
             writer.write_all(words.as_bytes()).await?;
             writer.shutdown().await
         })
         .await;
     }
+}
+
+/// Takes what a client still sends until it hangs up, for a bounded time: a socket that is closed with bytes that nobody
+/// read takes back what was said last.
+pub(super) async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    let _ = timeout(LAST_WORDS, async {
+        stream.shutdown().await?;
+        let mut taken = [0; 4 << 10];
+        for _ in 0..LINGER_READS {
+            if stream.read(&mut taken).await? == 0 {
+                break;
+            }
+        }
+        std::io::Result::Ok(())
+    })
+    .await;
 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use hyper::Version;
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::gate::{RunningStream, Streams};
 use super::half_closed::Shut;
+use super::transport::Transport;
 use super::wire::ClientWire;
 use crate::net::Peer;
 
@@ -52,6 +52,8 @@ pub(super) struct WriteTurn {
     asking: bool,
     /// HTTP/2, where bytes without a request are nothing unusual.
     multiplexed: bool,
+    /// TLS, where the end of what a client says is the end of the conversation.
+    encrypted: bool,
     /// Version of the last request.
     pub(super) version: Version,
     /// The client stopped writing.
@@ -72,14 +74,16 @@ impl WriteTurn {
         }
     }
 
-    /// A client that stopped writing gets its answer, unless answers are told apart by more than their order.
+    /// A client that stopped writing gets its answer, unless answers are told apart by more than their order. Clients that
+    /// speak TLS say that they close, which no client does that still reads.
     pub(super) fn answers_in_order(&self) -> bool {
-        self.answering > 0 && !self.multiplexed
+        self.answering > 0 && !self.multiplexed && !self.encrypted
     }
 }
 
 impl Socket {
-    pub(super) fn new(stream: TcpStream, peer: Peer) -> Self {
+    pub(super) fn new(stream: impl Into<Transport>, peer: Peer) -> Self {
+        let stream = stream.into();
         let turn = WriteTurn {
             answering: 0,
             receiving: 0,
@@ -88,6 +92,7 @@ impl Socket {
             since: Instant::now(),
             asking: true, // the first request has to come at once
             multiplexed: false,
+            encrypted: stream.plain().is_none(),
             version: Version::HTTP_11,
             shut: None,
             evicted: None,
@@ -259,9 +264,9 @@ impl Drop for Answering {
 
 /// A socket, and the client's end of it.
 #[cfg(test)]
-pub(super) async fn pair() -> (Arc<Socket>, TcpStream) {
+pub(super) async fn pair() -> (Arc<Socket>, tokio::net::TcpStream) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, from) = listener.accept().await.unwrap();
     (Arc::new(Socket::new(stream, Peer { address: from.ip(), connection: 1 })), client)
 }

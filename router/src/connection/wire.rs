@@ -7,18 +7,19 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWrite as _;
-use tokio::net::TcpStream;
+
+use super::transport::Transport;
 
 /// See the head of this file.
 pub(super) struct ClientWire {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Transport,
     waiting: BytesMut,
     /// What waits is a head, which goes with the first piece.
     is_held: bool,
 }
 
 impl ClientWire {
-    pub(super) fn new(stream: TcpStream) -> Self {
+    pub(super) fn new(stream: Transport) -> Self {
         Self { stream, waiting: BytesMut::new(), is_held: false }
     }
 
@@ -44,14 +45,19 @@ impl ClientWire {
     pub(super) fn send(&mut self, bytes: &[u8]) -> bool {
         self.is_held = false;
         if self.waiting.is_empty() {
-            let written = self.stream.try_write(bytes).unwrap_or(0);
+            let written = self.try_write(bytes);
             self.waiting.extend_from_slice(&bytes[written..]);
         } else {
             self.waiting.extend_from_slice(bytes);
-            let written = self.stream.try_write(&self.waiting).unwrap_or(0);
+            let written = self.try_write(&self.waiting);
             self.wrote(written);
         }
         self.waiting.is_empty()
+    }
+
+    /// TLS takes nothing without its task.
+    fn try_write(&self, bytes: &[u8]) -> usize {
+        self.stream.plain().and_then(|socket| socket.try_write(bytes).ok()).unwrap_or(0)
     }
 
     /// Writes of what waits.
@@ -75,15 +81,15 @@ impl ClientWire {
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncReadExt as _;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
     async fn pair() -> (ClientWire, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let wire = ClientWire::new(listener.accept().await.unwrap().0);
-        wire.stream.writable().await.unwrap();
+        let wire = ClientWire::new(listener.accept().await.unwrap().0.into());
+        wire.stream.plain().unwrap().writable().await.unwrap();
         (wire, client)
     }
 
@@ -130,7 +136,7 @@ mod tests {
         let (mut wire, client) = pair().await;
         client.set_zero_linger().unwrap();
         drop(client);
-        wire.stream.readable().await.unwrap(); // the reset is here
+        wire.stream.plain().unwrap().readable().await.unwrap(); // the reset is here
         assert!(!wire.send(b"piece"));
         assert!(std::future::poll_fn(|context| wire.poll_write(context)).await.is_err());
     }

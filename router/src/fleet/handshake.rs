@@ -9,12 +9,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use self::hello::{NAME_BYTES, check};
 use super::Setup;
 use super::codec::{CodecError, FrameReader, FrameWriter, ReadError};
-use super::lobby::Origin;
 use super::registry::Registry;
 use crate::core::frame::{
     Frame, Hello, OtherVersion, PROTOCOL, Refuse, RefuseReason, Welcome, Word as _,
 };
 use crate::core::secret::Side;
+use crate::net::lobby::Origin;
 
 /// Longest frame before the handshake is over. A Hello has a few hundred bytes.
 pub(super) const HELLO_BYTES: usize = 64 << 10;

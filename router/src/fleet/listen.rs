@@ -2,14 +2,10 @@
 
 mod told;
 
-use std::error::Error;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::ServerConfig;
-use rustls::pki_types::pem::{self, PemObject as _};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -22,12 +18,13 @@ use super::StartError;
 use super::codec::{FrameReader, FrameWriter};
 use super::handshake::{HELLO_BYTES, HandshakeError, greet, send};
 use super::link::{Link, LinkError};
-use super::lobby::{Lobby, Origin, Visit};
 use super::registry::Registry;
-use crate::config::{TlsFiles, WorkerListen};
+use crate::config::WorkerListen;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{MAX_FRAME_BYTES, Submit};
 use crate::error::Causes;
+use crate::net::lobby::{Lobby, MOST, Origin, Visit};
+use crate::net::tls::ServerTls;
 use crate::net::{self, SocketFile};
 use crate::process::lock::Lock;
 
@@ -116,50 +113,21 @@ impl Socket {
     }
 }
 
-/// Certificate chain and key, ready for use.
-///
-/// # Errors
-/// A file cannot be read, or holds something else.
-pub(super) fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptor, StartError> {
-    let read = |path: &Path| std::fs::read(path).map_err(|error| unusable(path, error));
-    let chain = CertificateDer::pem_slice_iter(&read(&files.cert)?)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| unusable(&files.cert, error))?;
-    let key = PrivateKeyDer::from_pem_slice(&read(&files.key)?).map_err(|error| {
-        let none = matches!(error, pem::Error::NoItemsFound);
-        if none { unusable(&files.key, NoPrivateKey(error)) } else { unusable(&files.key, error) }
-    })?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
-        .map_err(|error| unusable(&files.cert, error))?;
-    Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
-fn unusable(path: &Path, source: impl Error + Send + Sync + 'static) -> StartError {
-    StartError::Tls { path: path.display().to_string(), source: Box::new(source) }
-}
-
-/// In words that say whose fault it is: that of the file and not of its form.
-#[derive(Debug, thiserror::Error)]
-#[error("it holds no private key")]
-struct NoPrivateKey(#[source] pem::Error);
-
 /// Accepts workers for ever.
 pub(super) async fn accept_workers(
     listener: Listener,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<ServerTls>>,
     registry: Arc<Registry>,
     links: TaskTracker,
 ) {
-    let lobby = Lobby::new();
+    let lobby = Lobby::new("workers", MOST);
     let told = Arc::new(Lock::new("what was said of dials", Told::default()));
     loop {
         match listener.accept().await {
             Ok((socket, dial)) => {
                 let visit = lobby.enter(dial.peer);
-                let (tls, registry, told) = (tls.clone(), Arc::clone(&registry), Arc::clone(&told));
+                let tls = tls.as_ref().map(|tls| tls.acceptor());
+                let (registry, told) = (Arc::clone(&registry), Arc::clone(&told));
                 links.spawn(serve_worker(socket, dial, tls, registry, visit, told));
             }
             Err(error) => {

@@ -37,6 +37,7 @@ use crate::core::circuit::{CircuitRule, Circuits};
 use crate::core::frame::RequestId;
 use crate::error::RouteError;
 use crate::metrics::Metrics;
+use crate::net::tls::ServerTls;
 use crate::process::lock::{Held, Lock};
 #[cfg(test)]
 use crate::prompt::TokenizePool;
@@ -164,6 +165,11 @@ impl Registry {
     #[must_use]
     pub fn address(&self) -> &WorkerListen {
         &self.setup.address
+    }
+
+    /// What the links use, where they use TLS.
+    pub(crate) fn tls(&self) -> Option<&Arc<ServerTls>> {
+        self.setup.tls.as_ref()
     }
 
     /// From now on no new request is taken. What runs goes on.

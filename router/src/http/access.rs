@@ -9,11 +9,13 @@
 mod cors;
 mod framing;
 mod host;
+mod limits;
+mod models;
 mod origin;
 
 use std::sync::Arc;
 
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
@@ -21,8 +23,10 @@ use axum::response::{IntoResponse as _, Response};
 use crate::app::App;
 use crate::config::{AccessConfig, Tenant};
 use crate::http::reply::reject::Reject;
+use crate::limits::key_ring::{ClientKey, KeysNow, Standing};
 
 pub(super) use cors::cors;
+pub(super) use models::AllowedModels;
 
 /// Headers that proxies add: such a request comes from somebody else than from whom its connection comes.
 const FORWARDED: [HeaderName; 4] = [
@@ -55,9 +59,10 @@ impl Entrance {
 }
 
 /// Who sent a request, as far as it is proved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Caller {
-    key: Key,
+    /// What was sent as a key.
+    key: Option<Standing>,
     peer: Entrance,
     /// There are keys of clients.
     api_keys: bool,
@@ -65,22 +70,18 @@ pub(super) struct Caller {
     admin_keys: bool,
 }
 
-/// What was sent as a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Key {
-    None,
-    Unknown,
-    Client(Tenant),
-    Operator,
-}
-
 impl Caller {
+    /// The key by which a client is known.
+    pub(super) fn client(&self) -> Option<&Arc<ClientKey>> {
+        match &self.key {
+            Some(Standing::Client(key)) => Some(key),
+            _ => None,
+        }
+    }
+
     /// Who is known by a key of clients.
     pub(super) fn tenant(&self) -> Option<Tenant> {
-        match self.key {
-            Key::Client(tenant) => Some(tenant),
-            Key::None | Key::Unknown | Key::Operator => None,
-        }
+        self.client().map(|key| key.tenant())
     }
 
     /// Whose alone is what is cached of its prompts; `None` if all share it.
@@ -94,23 +95,46 @@ impl Caller {
             Entrance::Local => !self.api_keys && !self.admin_keys,
             Entrance::Anybody => false,
         };
-        let forwarded = || FORWARDED.iter().any(|name| headers.contains_key(name));
-        self.key == Key::Operator || (trusted && !forwarded())
+        matches!(self.key, Some(Standing::Operator)) || (trusted && !is_forwarded(headers))
+    }
+
+    /// True if a process of this machine sent it for itself, as far as that can be told.
+    fn is_near(&self, headers: &HeaderMap) -> bool {
+        self.peer == Entrance::Local && !is_forwarded(headers)
+    }
+
+    fn may_scrape(&self, headers: &HeaderMap) -> bool {
+        let scraper = matches!(self.key, Some(Standing::Scraper));
+        scraper || self.is_operator(headers) || self.is_near(headers)
     }
 
     /// Whose decisions this request may see.
     ///
     /// # Errors
-    /// `Unauthorized`.
+    /// `Unauthorized`, or `NotOperator` where nobody is known.
     pub(super) fn sees(&self, headers: &HeaderMap) -> Result<Sees, Reject> {
-        match self.key {
-            _ if !self.api_keys || self.is_operator(headers) => Ok(Sees::All),
-            Key::Client(tenant) => Ok(Sees::Only(tenant)),
-            Key::None | Key::Operator => {
-                Err(Reject::Unauthorized("this server asks for an API key"))
-            }
-            Key::Unknown => Err(Reject::Unauthorized("this API key is not known")),
+        match &self.key {
+            _ if self.is_operator(headers) => Ok(Sees::All),
+            Some(Standing::Client(key)) => Ok(Sees::Only(key.tenant())),
+            _ if !self.api_keys && self.is_near(headers) => Ok(Sees::All),
+            _ if !self.api_keys => Err(Reject::NotOperator),
+            other => Err(Reject::Unauthorized(not_a_client(other.as_ref()))),
         }
+    }
+}
+
+/// True if a proxy says that it sends this for somebody else.
+fn is_forwarded(headers: &HeaderMap) -> bool {
+    FORWARDED.iter().any(|name| headers.contains_key(name))
+}
+
+/// Why somebody is no client with a key.
+fn not_a_client(key: Option<&Standing>) -> &'static str {
+    match key {
+        Some(Standing::Operator | Standing::Scraper) => "a key of operators is no API key",
+        Some(Standing::Expired) => "this API key has expired",
+        Some(Standing::Unknown | Standing::Client(_)) => "this API key is not known",
+        None => "this server asks for an API key",
     }
 }
 
@@ -145,10 +169,12 @@ impl Access {
         framing::check(request.version(), request.headers())?;
         let authority = host::named(request)?;
         let config = self.config();
-        let (api_keys, admin_keys) = (!config.api_keys.is_empty(), !config.admin_keys.is_empty());
-        let key = if api_keys || admin_keys { self.key(request.headers())? } else { Key::None };
-        if !matches!(key, Key::Client(_) | Key::Operator) {
-            if !(api_keys && is_for_anybody(request)) {
+        let keys = self.0.keys.now();
+        let (api_keys, admin_keys) = (keys.are_asked_of_clients(), keys.are_asked_of_operators());
+        let asked = api_keys || admin_keys;
+        let key = if asked { key(&keys, request.headers())? } else { None };
+        if matches!(key, None | Some(Standing::Expired | Standing::Unknown)) {
+            if !(api_keys && is_for_anybody(request, config)) {
                 host::check(authority, &config.hosts)?;
             }
             if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -158,31 +184,22 @@ impl Access {
         let peer = request.extensions().get().copied().unwrap_or_default();
         Ok(Caller { key, peer, api_keys, admin_keys })
     }
+}
 
-    /// Clients of OpenAI's API send `Authorization`, those of Anthropic's `X-Api-Key`, and some both, of which one may be
-    /// meant for another server.
-    fn key(&self, headers: &HeaderMap) -> Result<Key, Reject> {
-        let bearer_twice = "Authorization came more than once";
-        let authorization = once(headers, header::AUTHORIZATION, bearer_twice)?;
-        let api_key = once(headers, API_KEY, "X-Api-Key came more than once")?;
-        let key = authorization.map_or(Key::None, |value| self.known(bearer(value)));
-        Ok(match (key, api_key) {
-            (Key::None | Key::Unknown, Some(value)) => {
-                self.known(Some(value.as_bytes().trim_ascii()))
-            }
-            (key, _) => key,
-        })
-    }
-
-    fn known(&self, key: Option<&[u8]>) -> Key {
-        let Some(key) = key else { return Key::Unknown };
-        let config = self.config();
-        match (config.admin_keys.find(key), config.api_keys.find(key)) {
-            (Some(_), _) => Key::Operator,
-            (None, Some(tenant)) => Key::Client(tenant),
-            (None, None) => Key::Unknown,
+/// Clients of OpenAI's API send `Authorization`, those of Anthropic's `X-Api-Key`, and some both, of which one may be
+/// meant for another server.
+fn key(keys: &KeysNow, headers: &HeaderMap) -> Result<Option<Standing>, Reject> {
+    let bearer_twice = "Authorization came more than once";
+    let authorization = once(headers, header::AUTHORIZATION, bearer_twice)?;
+    let api_key = once(headers, API_KEY, "X-Api-Key came more than once")?;
+    let known = |key: Option<&[u8]>| key.map_or(Standing::Unknown, |key| keys.of_sender(key));
+    let key = authorization.map(|value| known(bearer(value)));
+    Ok(match (key, api_key) {
+        (None | Some(Standing::Unknown), Some(value)) => {
+            Some(known(Some(value.as_bytes().trim_ascii())))
         }
-    }
+        (key, _) => key,
+    })
 }
 
 /// A header that may come once.
@@ -199,20 +216,21 @@ fn once<'a>(
     Ok(first)
 }
 
-/// What balancers, Prometheus and readers of the documentation ask for, without a key and by whatever name they know this server. Where clients have keys,
-/// it is there for everybody who reaches this port.
-fn is_for_anybody(request: &Request) -> bool {
-    let path = matches!(
-        request.uri().path(),
-        "/health"
-            | "/ready"
-            | "/metrics"
-            | "/version"
-            | "/openapi.json"
-            | "/docs"
-            | "/docs/page.js"
-            | "/docs/page.css"
-    );
+/// What balancers and readers of the documentation ask for, without a key and by whatever name they know this server. Where
+/// clients have keys, it is there for everybody who reaches this port.
+fn is_for_anybody(request: &Request, config: &AccessConfig) -> bool {
+    let path = request.uri().path();
+    let path = (path == "/metrics" && config.public_metrics)
+        || matches!(
+            path,
+            "/health"
+                | "/ready"
+                | "/version"
+                | "/openapi.json"
+                | "/docs"
+                | "/docs/page.js"
+                | "/docs/page.css"
+        );
     path && matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
@@ -224,22 +242,45 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 
 /// Who sent a request that was admitted.
 pub(super) fn caller(request: &Request) -> Caller {
-    *request.extensions().get::<Caller>().expect("`observe` admits whatever gets further")
+    let caller = request.extensions().get::<Caller>();
+    caller.expect("`observe` admits whatever gets further").clone()
 }
 
-/// Lets clients pass: everybody, or who has one of the keys.
+/// Lets clients pass: everybody, or who has one of the keys, as often as the key may.
 pub(super) async fn require_key(request: Request, next: Next) -> Response {
     let caller = caller(&request);
-    let refused = match caller.key {
-        Key::Client(_) => None,
-        _ if !caller.api_keys => None,
-        Key::None => Some("this server asks for an API key"),
-        Key::Operator => Some("a key of operators is no API key"),
-        Key::Unknown => Some("this API key is not known"),
+    let Some(key) = caller.client() else {
+        if caller.api_keys {
+            return Reject::Unauthorized(not_a_client(caller.key.as_ref())).into_response();
+        }
+        return next.run(request).await;
     };
-    match refused {
-        None => next.run(request).await,
-        Some(why) => Reject::Unauthorized(why).into_response(),
+    let is_work = !matches!(*request.method(), Method::GET | Method::HEAD | Method::DELETE);
+    let mut response = match if is_work { key.admit() } else { Ok(()) } {
+        Ok(()) => next.run(request).await,
+        Err(error) => Reject::from(error).into_response(),
+    };
+    limits::tell(key, response.headers_mut());
+    response
+}
+
+/// Lets those pass who may read `/metrics`.
+pub(super) async fn require_scraper(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let caller = caller(&request);
+    if app.config.http.access.public_metrics || caller.may_scrape(request.headers()) {
+        return next.run(request).await;
+    }
+    match caller.key {
+        Some(Standing::Expired) => Reject::Unauthorized("this key has expired").into_response(),
+        None | Some(Standing::Unknown) if caller.admin_keys => {
+            let why = "metrics are for a key of operators, or one with only=metrics";
+            Reject::Unauthorized(why).into_response()
+        }
+        _ => Reject::NotScraper.into_response(),
     }
 }
 
@@ -248,10 +289,11 @@ pub(super) async fn require_operator(request: Request, next: Next) -> Response {
     let caller = caller(&request);
     if !caller.is_operator(request.headers()) {
         let reject = match caller.key {
-            Key::None | Key::Unknown if caller.admin_keys => {
+            Some(Standing::Expired) => Reject::Unauthorized("this key has expired"),
+            None | Some(Standing::Unknown) if caller.admin_keys => {
                 Reject::Unauthorized("this asks for a key of operators")
             }
-            Key::None | Key::Unknown | Key::Client(_) | Key::Operator => Reject::NotOperator,
+            _ => Reject::NotOperator,
         };
         return reject.into_response();
     }

@@ -8,13 +8,14 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
-use crate::config::{Keys, Tenant};
+use crate::config::Tenant;
 use crate::error::RouteError;
 use crate::http::access::caller;
 use crate::http::explain;
 use crate::http::parse::headers::{bad_header, request_id, session, single};
 use crate::http::parse::ignored::IgnoredFields;
 use crate::http::reply::reject::Reject;
+use crate::limits::key_ring::ClientKey;
 use crate::limits::shares::Account;
 use crate::limits::shares::{Holder, address_number};
 use crate::metrics::Metrics;
@@ -47,6 +48,7 @@ pub(super) struct Call {
     /// Whose alone is what is cached of its prompt.
     cache_of: Option<Tenant>,
     holder: Holder,
+    key: Option<Arc<ClientKey>>,
     explain: bool,
     /// What its body says and nobody uses.
     pub(super) ignored: IgnoredFields,
@@ -67,9 +69,11 @@ impl Call {
             metrics: Arc::clone(&app.metrics),
         });
         let (caller, explain) = (caller(request), wants_explanation(headers)?);
-        let account = account(headers, caller.tenant(), &app.config.http.access.api_keys)?;
+        let key = caller.client();
+        let account = account(headers, key)?;
         Ok(Self {
             holder: holder(request, account.id, caller.tenant()),
+            key: key.map(Arc::clone),
             explain,
             session: session(headers),
             account,
@@ -88,6 +92,7 @@ impl Call {
             job.salt = tenant.salt(&job.salt);
         }
         job.holder = self.holder;
+        job.key.clone_from(&self.key);
         job.request_trace = Arc::clone(&self.request_trace);
         job.first_choice = first_choice;
     }
@@ -149,9 +154,8 @@ impl Call {
 ///
 /// # Errors
 /// `BadRequest` names the header that is wrong.
-pub(super) fn owner_of(app: &App, request: &Request) -> Result<OwnerId, RouteError> {
-    let keys = &app.config.http.access.api_keys;
-    Ok(account(request.headers(), caller(request).tenant(), keys)?.id)
+pub(super) fn owner_of(request: &Request) -> Result<OwnerId, RouteError> {
+    Ok(account(request.headers(), caller(request).client())?.id)
 }
 
 /// What is to be done and said when a stream ends.
@@ -200,14 +204,10 @@ fn wants_explanation(headers: &HeaderMap) -> Result<bool, RouteError> {
 }
 
 /// Whose share of the service it takes: who has a key is known by it, and others by what they say.
-fn account(
-    headers: &HeaderMap,
-    tenant: Option<Tenant>,
-    keys: &Keys,
-) -> Result<Account, RouteError> {
-    if let Some(tenant) = tenant {
-        let id = tenant.id();
-        let name = keys.name(tenant).unwrap_or_else(|| format!("{id:016x}").into());
+fn account(headers: &HeaderMap, key: Option<&Arc<ClientKey>>) -> Result<Account, RouteError> {
+    if let Some(key) = key {
+        let id = key.tenant().id();
+        let name = key.tenant_name().unwrap_or_else(|| format!("{id:016x}").into());
         return Ok(Account { id, name: Some(name) });
     }
     let Some(name) = single(headers, TENANT)? else { return Ok(Account::default()) };
@@ -301,8 +301,8 @@ mod tests {
 
     #[test]
     fn who_has_no_key_is_what_he_says() {
-        let read = |name| account(&headers(&[("x-headrace-tenant", name)]), None, &Keys::default());
-        let nobody = account(&HeaderMap::new(), None, &Keys::default()).unwrap();
+        let read = |name| account(&headers(&[("x-headrace-tenant", name)]), None);
+        let nobody = account(&HeaderMap::new(), None).unwrap();
         assert_eq!((nobody.id, nobody.name), (0, None));
         let (a, b) = (read("a").unwrap(), read("b").unwrap());
         assert!(a.id != b.id && a.id != 0);

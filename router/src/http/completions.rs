@@ -115,6 +115,7 @@ pub(super) fn check(
             priority: common.priority,
             account: Account::default(), // `Call::apply` knows this and the next three
             holder: Holder::default(),
+            key: None,
             request_trace: Arc::default(),
             first_choice: 0,
             salt: common.salt.clone(),

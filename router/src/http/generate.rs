@@ -13,6 +13,7 @@ use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
 use crate::http::Surface;
+use crate::http::access::AllowedModels;
 use crate::http::call::Call;
 use crate::http::chat::ChatRequest;
 use crate::http::parse::body::{self, BodyLimits, Raw};
@@ -87,8 +88,8 @@ pub(super) fn chat_within(
     body: ReadBody,
     most_reasoning: Option<u32>,
 ) -> Result<ReadyChat, RouteError> {
-    let ReadBody { mut fields, mut memory, .. } = body;
-    let model = app.fleet.find(&params::model_name(&mut fields)?)?;
+    let ReadBody { mut fields, mut memory, models, .. } = body;
+    let model = models.find(app, &params::model_name(&mut fields)?)?;
     let template = fields.look("chat_template").and_then(Value::as_str);
     let template = template.filter(|_| app.config.http.request_templates);
     let facts = facts(&model.engine, &app.config.parsers, template);
@@ -140,9 +141,9 @@ async fn answer_completions(
 ) -> Result<Response, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let checked = read(surface, request, Some(PROMPT), move |read| {
-        let ReadBody { fields, ids, mut memory } = read;
+        let ReadBody { fields, ids, models, mut memory } = read;
         let mut fields = fields.noting(&ignored);
-        let model = app.fleet.find(&params::model_name(&mut fields)?)?;
+        let model = models.find(&app, &params::model_name(&mut fields)?)?;
         let engine = &model.engine;
         let facts = facts(engine, &app.config.parsers, None);
         let request = completions::check(fields, ids, &facts)?;
@@ -197,6 +198,8 @@ pub(super) struct ReadBody {
     pub(super) fields: Fields,
     /// The field of token ids, apart from the others.
     pub(super) ids: Option<Ids>,
+    /// Those that its caller may use.
+    pub(super) models: AllowedModels,
     /// What all of it takes. Whoever keeps anything that was made of the body keeps this.
     pub(super) memory: MemoryShare,
 }
@@ -211,9 +214,11 @@ pub(super) async fn read<T: Send + 'static>(
 ) -> Result<T, Reject> {
     let config = &surface.app.config.http;
     let limits = BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout };
+    let models = AllowedModels::of(&request);
     let (raw, memory) = body::read(request, limits, &surface.app.memory.bodies).await?;
     let len = raw.len();
-    Ok(away(surface, len, move || parse(raw, ids, memory).and_then(check)).await?)
+    let parsed = move || parse(raw, ids, memory).map(|body| ReadBody { models, ..body });
+    Ok(away(surface, len, move || parsed().and_then(check)).await?)
 }
 
 /// Does `work` on this many bytes of JSON: at once where they are few, else away from the threads that serve the sockets.
@@ -249,7 +254,7 @@ fn parse(raw: Raw, ids: Option<IdsField>, mut memory: MemoryShare) -> Result<Rea
     let json::Document { value, ids } = json::parse(&bytes, ids, &mut memory)?;
     drop(bytes);
     memory.give_back(held);
-    Ok(ReadBody { fields: Fields::of_body(value)?, ids, memory })
+    Ok(ReadBody { fields: Fields::of_body(value)?, ids, models: AllowedModels::default(), memory })
 }
 
 /// Where the texts of tokens are looked up.

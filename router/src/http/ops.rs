@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ModelInfo;
+use crate::http::access::AllowedModels;
 use crate::http::generate::facts;
-use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
 use crate::metrics::Exposition;
 use crate::prompt::{ReasoningParser, ToolParser};
@@ -47,8 +47,8 @@ pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 /// Every name of every model, as OpenAI lists them, or as Anthropic does where its client asks.
-pub(super) async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
-    let models = app.fleet.models();
+pub(super) async fn models(State(app): State<Arc<App>>, request: Request) -> Json<Value> {
+    let (models, headers) = (AllowedModels::of(&request).list(&app), request.headers());
     let mut listed: Vec<(&ModelInfo, &str)> =
         models.iter().map(|model| (model, model.name.as_str())).collect();
     for (model, alias) in
@@ -83,10 +83,11 @@ fn anthropic_model(model: &ModelInfo, id: &str) -> Value {
 
 pub(super) async fn model(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
     Path(name): Path<String>,
+    request: Request,
 ) -> Result<Json<Value>, Reject> {
-    let models = app.fleet.models();
+    let allowed = AllowedModels::of(&request);
+    let (models, headers) = (allowed.list(&app), request.headers());
     let by_alias = || models.iter().find(|model| model.aliases.contains(&name));
     if let Some(model) = models.iter().find(|model| model.name == name).or_else(by_alias) {
         let anthropic = headers.contains_key(ANTHROPIC);
@@ -94,9 +95,7 @@ pub(super) async fn model(
             if anthropic { anthropic_model(model, &name) } else { model_body(&app, model, &name) };
         return Ok(Json(body));
     }
-    let served: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
-    let served = if served.is_empty() { "none yet".to_owned() } else { served.join(", ") };
-    Err(RouteError::UnknownModel { model: clip(&name), served }.into())
+    Err(allowed.unknown(&app, &name).into())
 }
 
 /// OpenAI's `model` under one of its names, vLLM's `root` and `max_model_len`, the types of the weights that its workers

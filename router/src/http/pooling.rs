@@ -66,9 +66,9 @@ async fn checked<T: Send + 'static>(
 ) -> Result<Checked<T>, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let checked = read(surface, request, ids, move |read| {
-        let ReadBody { fields, ids, memory } = read;
+        let ReadBody { fields, ids, models, memory } = read;
         let mut fields = fields.noting(&ignored);
-        let model = app.fleet.find(&params::model_name(&mut fields)?)?;
+        let model = models.find(&app, &params::model_name(&mut fields)?)?;
         let request = check(fields, ids, model.engine.doc().vocab_size)?;
         Ok(Checked { model, request, memory })
     });

@@ -60,13 +60,13 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
         let (app, ids, ignored) = (Arc::clone(app), ids.clone(), call.ignored.clone());
         let (used, mut memory) = (body.memory.used(), memory);
         generate::away(surface, used, move || {
-            let ReadBody { fields, memory: mut body, ids: token_ids } = body;
+            let ReadBody { fields, memory: mut body, ids: token_ids, models } = body;
 
             let fields = fields.noting(&ignored);
             let (fields, wishes) =
                 request::to_chat(fields, &known, &ids, stores, (&mut body, &mut memory))?;
             let fields = fields.noting(&ignored);
-            let body = ReadBody { fields, memory: body, ids: token_ids };
+            let body = ReadBody { fields, memory: body, ids: token_ids, models };
             let ready = generate::chat_of(&app, body);
             let ready =
                 ready.map_err(|error| request::NAMES.of_client(wishes.origins.of_client(error)))?;
@@ -161,7 +161,7 @@ struct Asked {
 
 impl Asked {
     fn of(surface: Surface, id: String, request: &Request) -> Result<Self, Reject> {
-        let owner = owner_of(&surface.app, request)?;
+        let owner = owner_of(request)?;
         Ok(Self { surface, owner, id })
     }
 

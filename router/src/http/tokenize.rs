@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::Surface;
-use crate::http::access::caller;
+use crate::http::access::{AllowedModels, caller};
 use crate::http::generate::ReadBody;
 use crate::http::parse::fields::{Fields, bad, wrong_type};
 use crate::http::parse::params;
@@ -33,8 +33,8 @@ pub(super) async fn tokenize(
     let app = Arc::clone(&surface.app);
     let salt = caller(&request).cache_of(&app).map(|tenant| tenant.salt(b"")).unwrap_or_default();
     let checked = generate::read(&surface, request, None, move |read| {
-        let ReadBody { fields, mut memory, .. } = read;
-        let (engine, fields) = engine_of(&app, fields)?;
+        let ReadBody { fields, mut memory, models, .. } = read;
+        let (engine, fields) = engine_of(&app, &models, fields)?;
         let (wants_texts, mut input) = check(fields, &mut memory)?;
         if let Input::Chat(prompt) = &mut input {
             template_fields::allowed(prompt, &app.config.http)?;
@@ -174,8 +174,8 @@ pub(super) async fn detokenize(
 ) -> Result<Response, Reject> {
     let app = Arc::clone(&surface.app);
     let checked = generate::read(&surface, request, Some(TOKENS), move |read| {
-        let ReadBody { fields, ids, memory } = read;
-        let (engine, fields) = engine_of(&app, fields)?;
+        let ReadBody { fields, ids, models, memory } = read;
+        let (engine, fields) = engine_of(&app, &models, fields)?;
         let ids = match fields.require("tokens", ids)? {
             Ids::List(ids) => ids,
             Ids::Other(other) => return Err(wrong_type("tokens", "an array", &other)),
@@ -240,12 +240,14 @@ fn string_part(out: &mut BytesMut, text: &str) {
 pub(super) async fn info(
     State(app): State<Arc<App>>,
     name: Option<Path<String>>,
+    request: Request,
 ) -> Result<Json<Value>, Reject> {
     let mut fields = Map::new();
     if let Some(Path(name)) = name {
         fields.insert("model".to_owned(), Value::String(name));
     }
-    let (engine, _) = engine_of(&app, Fields::of_body(Value::Object(fields))?)?;
+    let models = AllowedModels::of(&request);
+    let (engine, _) = engine_of(&app, &models, Fields::of_body(Value::Object(fields))?)?;
     let (doc, stats) = (engine.doc(), engine.cache_stats());
     Ok(Json(serde_json::json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -263,11 +265,14 @@ pub(super) async fn info(
 }
 
 /// The model may be left out where there is only one.
-fn engine_of(app: &App, mut fields: Fields) -> Result<(Arc<PromptEngine>, Fields), RouteError> {
-    let models = app.fleet.models();
-    let name = match (fields.has("model"), models.as_slice()) {
+fn engine_of(
+    app: &App,
+    models: &AllowedModels,
+    mut fields: Fields,
+) -> Result<(Arc<PromptEngine>, Fields), RouteError> {
+    let name = match (fields.has("model"), models.list(app).as_slice()) {
         (false, [only]) => only.name.clone(),
         _ => params::model_name(&mut fields)?,
     };
-    Ok((Arc::clone(&app.fleet.find(&name)?.engine), fields))
+    Ok((Arc::clone(&models.find(app, &name)?.engine), fields))
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::error::RouteError;
+use crate::limits::key_ring::KeyPermit;
 use crate::metrics::Metrics;
 
 /// A tenant may have this many times what is free; a guess, see the head of this file.
@@ -80,6 +81,8 @@ pub(crate) struct StreamPermit {
     n: usize,
     /// So many of them do not yield.
     few: usize,
+    /// Their places among those of a key.
+    of_key: Option<KeyPermit>,
 }
 
 impl Shares {
@@ -114,7 +117,7 @@ impl Shares {
         self.metrics.requests.streams.set(held.all as i64);
         drop(held);
         match taken {
-            Ok(few) => Ok(StreamPermit { shares: Arc::clone(self), holder, n, few }),
+            Ok(few) => Ok(StreamPermit { shares: Arc::clone(self), holder, n, few, of_key: None }),
             Err(what) => {
                 self.metrics.scheduling.refused.inc(what);
                 Err(RouteError::Overloaded { what, retry_after: Duration::from_secs(1) })
@@ -199,6 +202,34 @@ pub(crate) fn address_number(address: IpAddr) -> u64 {
 }
 
 impl StreamPermit {
+    /// The same, with what was taken of the places of a key.
+    pub(crate) fn of_key(mut self, of_key: Option<KeyPermit>) -> Self {
+        self.of_key = of_key;
+        self
+    }
+
+    /// The key pays for the prompt, if there is one.
+    ///
+    /// # Errors
+    /// `KeyLimit`.
+    pub(crate) fn take_prompt(&self, tokens: usize) -> Result<(), RouteError> {
+        self.of_key.as_ref().map_or(Ok(()), |permit| permit.take_prompt(tokens))
+    }
+
+    /// A worker has the prompt: what was paid for it is not given back.
+    pub(crate) fn served(&self) {
+        if let Some(permit) = &self.of_key {
+            permit.served();
+        }
+    }
+
+    /// The key pays for what came of the answers.
+    pub(crate) fn charge_answer(&self, tokens: u32) {
+        if let Some(permit) = &self.of_key {
+            permit.charge_answer(tokens);
+        }
+    }
+
     /// The answer `index` of these is one of many of its tenant: it makes way for others.
     pub(crate) fn yields(&self, index: u32) -> bool {
         index as usize >= self.few

@@ -1,4 +1,5 @@
 //! What SIGTERM, SIGINT and SIGHUP do: the first drains, the second stops, and after that the process ends, whatever is busy.
+//! Where there are files to be read again, SIGHUP has them read and ends nothing, unless it says that the terminal is gone.
 //!
 //! A thread of its own, with a runtime of its own, waits for them: the one that serves may have no thread left that runs.
 
@@ -68,16 +69,27 @@ impl Signals {
     }
 
     /// Acts on the signals from now on: the first drains, the second stops, and the process ends within `bounds`, or at
-    /// once with a third.
+    /// once with a third. `reload` is what SIGHUP does in the place of this.
     ///
     /// # Errors
     /// There is no thread for it.
-    pub fn obey(self, stopper: Stopper, bounds: StopDeadlines) -> io::Result<Obeyed> {
+    pub fn obey(
+        self,
+        stopper: Stopper,
+        bounds: StopDeadlines,
+        reload: Option<Reload>,
+    ) -> io::Result<Obeyed> {
         let Self { runtime, mut caught } = self;
+        let hangup = Hangup { had_terminal: has_terminal(), reload };
         let obeyed = Obeyed::default();
         let noted = obeyed.clone();
         let obey = move || {
-            let next = async || next(&mut caught).await;
+            let next = async || loop {
+                let number = next(&mut caught).await;
+                if !hangup.is_no_end(number, has_terminal) {
+                    break number;
+                }
+            };
             let status = runtime.block_on(follow(next, stopper, bounds, &noted));
             flush(LAST_LINES);
             std::process::exit(status);
@@ -85,6 +97,37 @@ impl Signals {
         std::thread::Builder::new().name("signals".into()).spawn(obey)?;
         Ok(obeyed)
     }
+}
+
+/// What reads files again.
+pub type Reload = Box<dyn Fn() + Send>;
+
+/// What SIGHUP means.
+struct Hangup {
+    /// At the start.
+    had_terminal: bool,
+    reload: Option<Reload>,
+}
+
+impl Hangup {
+    /// Has the files read again where the signal with this number asks for it.
+    fn is_no_end(&self, number: i32, has_terminal: impl Fn() -> bool) -> bool {
+        let Some(reload) =
+            self.reload.as_ref().filter(|_| number == SignalKind::hangup().as_raw_value())
+        else {
+            return false;
+        };
+        if self.had_terminal && !has_terminal() {
+            return false; // the kernel sends the same signal when a terminal is closed
+        }
+        reload();
+        true
+    }
+}
+
+/// True if a terminal controls this process.
+fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
 }
 
 /// True if this process was started so that the end of its terminal means nothing to it. Elsewhere than on Linux nobody
@@ -174,6 +217,29 @@ mod tests {
         let stopped = signals.len() > 1;
         assert_eq!(i32::from(obeyed.status()), if stopped { status } else { 0 });
         (status, begin.elapsed(), stopper)
+    }
+
+    #[test]
+    fn a_hangup_has_files_read_unless_there_are_none_or_the_terminal_is_gone() {
+        let (hangup, term) = (SignalKind::hangup().as_raw_value(), 15);
+        let count = Arc::new(AtomicI32::new(0));
+        for (had_terminal, has_terminal, number, reloads) in [
+            (true, true, hangup, true),
+            (true, false, hangup, false),
+            (false, false, hangup, true),
+            (false, false, term, false),
+            (true, true, term, false),
+        ] {
+            let counted = Arc::clone(&count);
+            let reload: Reload = Box::new(move || {
+                counted.fetch_add(1, Relaxed);
+            });
+            let with = Hangup { had_terminal, reload: Some(reload) };
+            assert_eq!(with.is_no_end(number, || has_terminal), reloads);
+            assert_eq!(count.swap(0, Relaxed), i32::from(reloads));
+            let without = Hangup { had_terminal, reload: None };
+            assert!(!without.is_no_end(number, || has_terminal));
+        }
     }
 
     #[tokio::test(start_paused = true)]

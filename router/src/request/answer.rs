@@ -49,7 +49,9 @@ pub async fn answer(
     let deadline = begin + app.config.deadlines.request;
     let n = usize::try_from(job.n).unwrap_or(usize::MAX);
     app.fleet.takes_requests()?;
-    let permit = app.shares.begin(job.holder, n)?;
+    let of_key = if job.pooling.is_some() { 0 } else { n }; // a vector is no answer that goes on
+    let key = job.key.take().map(|key| key.begin(of_key)).transpose()?;
+    let permit = app.shares.begin(job.holder, n)?.of_key(key);
 
     let goes_on = match &job.prompt {
         Prompt::Chat(chat) => chat.continue_final_message,
@@ -76,6 +78,7 @@ pub async fn answer(
     let ids = Arc::new(ids);
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
+    permit.take_prompt(ids.len())?;
     app.metrics.requests.prompt_tokens.inc_by(ids.len() as u64);
     let hashing = Instant::now();
     let keys = app.fleet.block_keys(model.block_tokens, &ids, &job.salt).await?;
@@ -94,6 +97,7 @@ pub async fn answer(
         over: false,
     };
     std::future::poll_fn(|context| answer.poll_submitted(context)).await?;
+    answer.common.permit.served();
     Ok(answer)
 }
 
@@ -271,6 +275,7 @@ impl Drop for Answer {
         if !self.over {
             self.choices.iter().for_each(Choice::hung_up);
         }
+        self.common.permit.charge_answer(self.usage().completion_tokens);
     }
 }
 

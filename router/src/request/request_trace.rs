@@ -92,6 +92,7 @@ impl Outcome {
         match error {
             RouteError::NoWorker { .. }
             | RouteError::Overloaded { .. }
+            | RouteError::KeyLimit { .. }
             | RouteError::TooLate { .. }
             | RouteError::ShuttingDown => Some(Self::Rejected),
             RouteError::WorkerFailed {

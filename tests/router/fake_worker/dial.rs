@@ -1,12 +1,13 @@
 //! The worker's end of a link: a connection, and frames on it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use headrace_router::config::WorkerListen;
 use headrace_router::core::frame::*;
 use headrace_router::fleet::codec::{FrameReader, FrameWriter};
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -50,19 +51,49 @@ pub(crate) async fn dial(address: &WorkerListen) -> (Reader, Writer) {
     (FrameReader::new(reader, MAX_FRAME_BYTES), Writer(writer))
 }
 
-/// A connection over TLS to a router with the certificate `trusted` (PEM).
-pub(crate) async fn dial_tls(address: &WorkerListen, trusted: &[u8]) -> (Reader, Writer) {
-    let WorkerListen::Tcp(address) = address else { panic!("{address} is no TCP address") };
+/// A file of `tests/data`.
+pub(crate) fn data(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "../tests/data", name].iter().collect()
+}
+
+/// What trusts the certificates of the tests' servers, and shows `identity`: the name of a certificate and its key.
+pub(crate) fn tls_client(identity: Option<&str>) -> rustls::ClientConfig {
+    tls_client_trusting(&["localhost.crt", "tls/ca.crt"], identity)
+}
+
+fn tls_client_trusting(trusted: &[&str], identity: Option<&str>) -> rustls::ClientConfig {
     let mut roots = rustls::RootCertStore::empty();
-    for cert in CertificateDer::pem_slice_iter(trusted) {
-        roots.add(cert.unwrap()).unwrap();
+    for trusted in trusted {
+        roots.add(CertificateDer::from_pem_file(data(trusted)).unwrap()).unwrap();
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    match identity {
+        None => builder.with_no_client_auth(),
+        Some(name) => {
+            let file = |ending| data(&format!("tls/{name}.{ending}"));
+            let chain = vec![CertificateDer::from_pem_file(file("crt")).unwrap()];
+            let key = PrivateKeyDer::from_pem_file(file("key")).unwrap();
+            builder.with_client_auth_cert(chain, key).unwrap()
+        }
+    }
+}
+
+/// A connection over TLS to a router whose certificate is trusted; it may be refused while it is read.
+pub(crate) async fn dial_tls(address: &WorkerListen, identity: Option<&str>) -> (Reader, Writer) {
+    dial_with(address, tls_client(identity)).await
+}
+
+/// The same, and only what this certificate vouches for is trusted.
+pub(crate) async fn dial_trusting(address: &WorkerListen, trusted: &str) -> (Reader, Writer) {
+    dial_with(address, tls_client_trusting(&[trusted], None)).await
+}
+
+async fn dial_with(address: &WorkerListen, config: rustls::ClientConfig) -> (Reader, Writer) {
+    let WorkerListen::Tcp(address) = address else { panic!("{address} is no TCP address") };
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     let stream = TcpStream::connect(address).await.unwrap();
     let stream = connector.connect("localhost".try_into().unwrap(), stream).await.unwrap();

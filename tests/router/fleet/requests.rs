@@ -33,6 +33,7 @@ pub(super) fn job() -> Job {
         priority: 0,
         account: Account::default(),
         holder: Holder::default(),
+        key: None,
         request_trace: RequestTrace::new("test".into(), None),
         first_choice: 0,
         salt: Vec::new(),

@@ -1,4 +1,9 @@
-//! Who may do what: pages in browsers, names that point here, clients, operators, and their addresses.
+//! Who may do what: pages in browsers, names that point here, clients, operators, and their addresses; `keys` and what they
+//! may, `metrics`, and `tls`.
+
+mod keys;
+mod metrics;
+mod tls;
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -196,11 +201,11 @@ async fn other_names_can_be_allowed_and_who_has_a_key_needs_none() {
     let with = |key| format!("{}\r\nAuthorization: Bearer {key}", get("router.svc.local"));
     assert_eq!(raw(&router, &with("k"), "").await.status, 200);
     assert_eq!(raw(&router, &with("wrong"), "").await.status, 421);
-    // balancers and Prometheus have no keys
+    // balancers have no keys
     for (request, status) in [
         ("GET /health", 200),
         ("GET /ready", 503), // there is no worker
-        ("GET /metrics", 200),
+        ("GET /metrics", 421),
         ("GET /version", 200),
         ("POST /health", 421),
         ("GET /workers", 421),

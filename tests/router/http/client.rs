@@ -6,9 +6,9 @@ use std::sync::Arc;
 use headrace_router::app::App;
 use headrace_router::config::{Config, RouterArgs, WorkerListen};
 use headrace_router::process::stopper::Stopper;
-use headrace_router::server::Server;
+use headrace_router::server::{ReloadRequest, Server};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::fake_worker::{Behaviour, FakeWorker, in_time};
@@ -24,7 +24,9 @@ pub(super) struct TestRouter {
     /// Where operators are served besides.
     pub(super) operators: Vec<WorkerListen>,
     pub(super) app: Arc<App>,
-    stopper: Stopper,
+    /// Has its files read again.
+    pub(super) reload: ReloadRequest,
+    pub(super) stopper: Stopper,
 }
 
 impl TestRouter {
@@ -32,8 +34,9 @@ impl TestRouter {
         let server = Server::start(Config::try_from(args).unwrap()).await.unwrap();
         let (address, app) = (server.http_address(), Arc::clone(server.app()));
         let (operators, stopper) = (server.admin_addresses(), server.stopper());
+        let reload = server.reload();
         tokio::spawn(server.serve());
-        Self { address, operators, app, stopper }
+        Self { address, operators, app, reload, stopper }
     }
 
     /// A router with one worker that is ready.
@@ -81,8 +84,8 @@ impl Drop for TestRouter {
 }
 
 /// One HTTP/1.1 connection.
-pub(super) struct Connection {
-    pub(super) stream: TcpStream,
+pub(super) struct Connection<S = TcpStream> {
+    pub(super) stream: S,
     /// Bytes that were read and not used yet.
     rest: Vec<u8>,
 }
@@ -123,8 +126,8 @@ impl Reply {
     }
 }
 
-impl Connection {
-    pub(super) fn of(stream: TcpStream) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    pub(super) fn of(stream: S) -> Self {
         Self { stream, rest: Vec::new() }
     }
 

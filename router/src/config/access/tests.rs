@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::super::{Config, ConfigError, RouterArgs, first_key};
+use super::super::keys::Role;
+use super::super::{Config, ConfigError, Keys, RouterArgs, Tenant, first_key};
 use super::*;
 
 fn args() -> RouterArgs {
@@ -11,6 +12,11 @@ fn args() -> RouterArgs {
 
 fn check(args: RouterArgs) -> Result<AccessConfig, String> {
     Config::try_from(args).map(|config| config.http.access).map_err(|error| error.to_string())
+}
+
+/// Whose key this is.
+fn tenant(keys: &Keys, key: &str) -> Option<Tenant> {
+    keys.find(key.as_bytes()).and_then(|at| keys.iter().nth(at)).map(|key| key.tenant)
 }
 
 /// A file that is removed when this drops.
@@ -35,6 +41,17 @@ impl Drop for KeyFile {
 fn who_binds_to_other_machines_says_who_may_come() {
     for host in ["0.0.0.0", "::", "10.0.0.1", "192.168.1.2", "::ffff:10.0.0.1", "fe80::1"] {
         let open = RouterArgs { host: host.into(), ..args() };
+        let certified = RouterArgs {
+            tls_cert: Some("c".into()),
+            tls_key: Some("k".into()),
+            tls_client_ca: Some("ca".into()),
+            ..open.clone()
+        };
+        assert!(check(certified.clone()).is_ok());
+        assert!(
+            check(RouterArgs { tls_client_ca: None, ..certified }).is_err(),
+            "TLS alone lets everybody in"
+        );
         let error = check(open.clone()).unwrap_err();
         assert!(error.starts_with("--host: ") && error.contains("--api-key-file"), "{error}");
         assert!(error.contains("--allow-anonymous-clients"), "{error}");
@@ -42,6 +59,14 @@ fn who_binds_to_other_machines_says_who_may_come() {
         assert!(check(RouterArgs { api_key: vec!["k".into()], ..open }).is_ok());
         let address = if host.contains(':') { format!("[{host}]:1") } else { format!("{host}:1") };
         let open = RouterArgs { worker_listen: address, ..args() };
+        let certified = RouterArgs {
+            worker_tls_cert: Some("c".into()),
+            worker_tls_key: Some("k".into()),
+            worker_tls_client_ca: Some("ca".into()),
+            ..open.clone()
+        };
+        assert!(check(certified.clone()).is_ok());
+        assert!(check(RouterArgs { worker_tls_client_ca: None, ..certified }).is_err());
         let error = check(open.clone()).unwrap_err();
         assert!(
             error.starts_with("--worker-listen: ") && error.contains("--secret-file"),
@@ -97,8 +122,8 @@ fn a_file_has_a_key_a_line_and_perhaps_its_tenant() {
         api_key: vec!["k5".into(), "bob k6".into()],
         ..args()
     };
-    let keys = check(config).unwrap().api_keys;
-    let of = |key: &str| keys.find(key.as_bytes());
+    let keys = check(config).unwrap().keys.clients;
+    let of = |key: &str| tenant(&keys, key);
     assert!(of("k1").is_some() && of("k5").is_some());
     assert!(of("k2").is_some() && of("k2") == of("k3"), "two keys of one tenant");
     assert!(of("k4").is_some() && of("k4") == of("k6"));
@@ -114,21 +139,27 @@ fn a_file_has_a_key_a_line_and_perhaps_its_tenant() {
 
 #[test]
 fn the_first_key_of_a_file_is_the_one_that_a_client_sends() {
-    for (name, text, key) in
-        [("alone", "# keys\n\nk1\nk2\n", "k1"), ("of", "alice k3 # hers\nbob k4\n", "k3")]
-    {
+    for (name, text, key) in [
+        ("alone", "# keys\n\nk1\nk2\n", "k1"),
+        ("of", "alice k3 # hers\nbob k4\n", "k3"),
+        ("with", "k5 rpm=1 name=x\n", "k5"),
+        ("both", "alice k6 rpm=1\n", "k6"),
+    ] {
         let file = KeyFile::new(name, text);
         assert_eq!(first_key(&file.0).unwrap(), key);
     }
     let none = KeyFile::new("none", "# keys\n");
     assert!(first_key(&none.0).unwrap_err().to_string().contains("holds no key"));
+    let digest = format!("alice blake3:{}\n", blake3::hash(b"k").to_hex());
+    let digest = KeyFile::new("digest", digest);
+    assert!(first_key(&digest.0).unwrap_err().to_string().contains("digest of a key"));
 }
 
 #[test]
 fn a_tenants_salt_is_its_own_whatever_clients_choose() {
     let config = RouterArgs { api_key: vec!["a".into(), "b".into()], ..args() };
-    let keys = check(config).unwrap().api_keys;
-    let (a, b) = (keys.find(b"a").unwrap(), keys.find(b"b").unwrap());
+    let keys = check(config).unwrap().keys.clients;
+    let (a, b) = (tenant(&keys, "a").unwrap(), tenant(&keys, "b").unwrap());
     assert_ne!(a.salt(b""), b.salt(b""));
     assert_ne!(a.salt(b"x"), b.salt(b"x"));
     assert_ne!(a.salt(b"x"), a.salt(b"y"));
@@ -141,7 +172,7 @@ fn files_that_cannot_be_right_are_refused_without_showing_a_key() {
     let long = format!("sesame{}", "x".repeat(4_096 - 5));
     let longest = KeyFile::new("longest", &long[1..]);
     let config = RouterArgs { api_key_file: Some(longest.0.clone()), ..args() };
-    assert!(check(config).unwrap().api_keys.find(&long.as_bytes()[1..]).is_some());
+    assert!(check(config).unwrap().keys.clients.find(&long.as_bytes()[1..]).is_some());
     let many: String = (0..4_097).map(|i| format!("sesame{i}\n")).collect();
     for (name, text, part) in [
         ("empty", &b""[..], "holds no key"),
@@ -154,6 +185,9 @@ fn files_that_cannot_be_right_are_refused_without_showing_a_key() {
         ("two", b"a sesame\nb sesame\n", "line 2: a key belongs to two tenants"),
         ("long", long.as_bytes(), "line 1: a key is longer"),
         ("many", many.as_bytes(), "line 4097: there are more than"),
+        ("setting", b"ok\nsesame rmp=60\n", "line 2: a word after a key looks like a setting"),
+        ("value", b"ok\n\nsesame rpm=x\n", "line 3: rpm= takes"),
+        ("names", b"a name=x\nsesame name=x\n", "line 2: a key has the name of another"),
     ] {
         let file = KeyFile::new(name, text);
         let error = check(RouterArgs { api_key_file: Some(file.0.clone()), ..args() }).unwrap_err();
@@ -227,7 +261,7 @@ proptest::proptest! {
         let mut read = Keys::default();
         let mut good = 0;
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-            good += usize::from(read.add(line).is_ok());
+            good += usize::from(read.add(line, Role::Client).is_ok());
         }
         proptest::prop_assert!(good == 0 || !read.is_empty());
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::fleet::lobby::Origin;
+use crate::net::lobby::Origin;
 
 /// A guess: whoever looks at the log sees that it goes on, and sees other lines as well.
 const AGAIN: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use super::pulls::Pulls;
 use crate::core::frame::{GrammarTotals, GroupTotals, Hello, Step};
 use crate::fleet::link::Link;
 use crate::fleet::listen::Dial;
-use crate::fleet::lobby::Origin;
+use crate::net::lobby::Origin;
 
 /// How a worker stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use crate::core::candidate::WorkerId;
 use crate::core::circuit::HeldOff;
 use crate::core::frame::{Hello, Refuse, RefuseReason};
 use crate::fleet::handshake::Misfit;
-use crate::fleet::lobby::Origin;
 use crate::fleet::pool::{PooledWorker, compare};
+use crate::net::lobby::Origin;
 
 /// Heartbeats after which a silent worker may be replaced: with the third that it misses it is asked, and the fourth is its
 /// time to answer.

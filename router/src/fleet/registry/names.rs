@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::{Registry, RegistryState};
 use crate::core::frame::{Hello, Refuse, RefuseReason};
 use crate::fleet::handshake::Misfit;
-use crate::fleet::lobby::Origin;
 use crate::fleet::pool::WorkerPool;
+use crate::net::lobby::Origin;
 
 /// Names of models that are known, with or without workers.
 const MODELS: usize = 256;

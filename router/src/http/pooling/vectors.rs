@@ -108,6 +108,7 @@ fn job(name: &str, prompt: Prompt, how: &PoolingParams) -> Job {
         priority: how.priority,
         account: Account::default(), // `Call::apply` knows this and the next three
         holder: Holder::default(),
+        key: None,
         request_trace: Arc::default(),
         first_choice: 0,
         salt: how.salt.clone(),

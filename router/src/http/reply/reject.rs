@@ -38,6 +38,12 @@ pub(in crate::http) enum Reject {
          processes of the router's machine may ask, unless a proxy sends it"
     )]
     NotOperator,
+    /// Not everybody sees the metrics.
+    #[error(
+        "metrics are shown to processes of the router's machine, at an address of --admin-listen, and to a key of \
+         --admin-key-file, which may be one with only=metrics; --public-metrics shows them to everybody"
+    )]
+    NotScraper,
     /// Nothing lives at this path.
     #[error("there is no {path} here")]
     NoSuchPath { path: String },
@@ -151,7 +157,9 @@ impl Reject {
                 Verdict::wrong(S::MISDIRECTED_REQUEST, Some("unknown_host"))
             }
             Self::ForeignOrigin { .. } => Verdict::wrong(S::FORBIDDEN, Some("foreign_origin")),
-            Self::NotOperator => Verdict::wrong(S::FORBIDDEN, Some("operators_only")),
+            Self::NotOperator | Self::NotScraper => {
+                Verdict::wrong(S::FORBIDDEN, Some("operators_only"))
+            }
             Self::NoSuchPath { .. } => Verdict::wrong(S::NOT_FOUND, Some("unknown_url")),
             Self::MethodNotAllowed { .. } => {
                 Verdict::wrong(S::METHOD_NOT_ALLOWED, Some("method_not_allowed"))
@@ -232,6 +240,12 @@ fn route_verdict(error: &RouteError) -> Verdict {
         RouteError::Overloaded { retry_after, .. } => {
             Verdict::later(S::TOO_MANY_REQUESTS, "rate_limit_error", "overloaded", *retry_after)
         }
+        RouteError::KeyLimit { retry_after, .. } => Verdict::later(
+            S::TOO_MANY_REQUESTS,
+            "rate_limit_error",
+            "rate_limit_exceeded",
+            *retry_after,
+        ),
         RouteError::TooLate { retry_after, .. } => Verdict::later(
             S::TOO_MANY_REQUESTS,
             "rate_limit_error",
@@ -339,6 +353,11 @@ mod tests {
             (RouteError::UnknownModel { model: "m".into(), served: "n".into() }, 404, None),
             (RouteError::NoWorker { retry_after: second }, 503, Some("2")),
             (RouteError::Overloaded { what: "queue", retry_after: Duration::ZERO }, 429, Some("1")),
+            (
+                RouteError::KeyLimit { what: "tokens a minute", limit: 1, retry_after: second },
+                429,
+                Some("2"),
+            ),
             (
                 RouteError::TooLate { predicted: second, deadline: second, retry_after: second },
                 429,

@@ -447,19 +447,17 @@ async fn plain_text_to_a_tls_router_is_turned_away() {
 #[tokio::test]
 async fn a_worker_joins_over_tls() {
     let (cert, key) = tls_files();
-    let trusted = std::fs::read(&cert).unwrap();
     let app = start_router(|args| {
         args.worker_tls_cert = Some(cert);
         args.worker_tls_key = Some(key);
     })
     .await;
-    let (mut reader, mut writer) = dial_tls(app.fleet.address(), &trusted).await;
+    let (mut reader, mut writer) = dial_tls(app.fleet.address(), None).await;
     send(&mut writer, Frame::Hello(hello("w1"))).await;
     assert!(matches!(receive(&mut reader).await, Some(Frame::Welcome(_))));
     until("it joined", || state_of(&app, "w1") == "joining").await;
 }
 
-fn tls_files() -> (std::path::PathBuf, std::path::PathBuf) {
-    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data");
-    (format!("{data}/localhost.crt").into(), format!("{data}/localhost.key").into())
+pub(super) fn tls_files() -> (std::path::PathBuf, std::path::PathBuf) {
+    (data("localhost.crt"), data("localhost.key"))
 }

@@ -53,7 +53,7 @@ pub(super) const ERRORS: [(u16, &str, &[&str]); 14] = [
     (
         429,
         "Too much is asked for at once; `Retry-After` says when to come again.",
-        &["overloaded", "deadline_impossible"],
+        &["overloaded", "rate_limit_exceeded", "deadline_impossible"],
     ),
     (500, "A mistake of the server.", &["internal", "worker_failed"]),
     (

@@ -356,12 +356,16 @@ pub(super) const OPERATIONS: &[Operation] = &[
         errors: &[503],
         ..get("/ready", "ready", "A worker takes work.", SuccessBody::Json("Status"))
     },
-    get(
-        "/metrics",
-        "metrics",
-        "Prometheus metrics; OpenMetrics for scrapers that accept it.",
-        SuccessBody::Text("text/plain"),
-    ),
+    Operation {
+        errors: &[401, 403],
+        ..get(
+            "/metrics",
+            "metrics",
+            "Prometheus metrics; OpenMetrics for scrapers that accept it. For processes of the router's machine and for keys \
+             of operators, unless the server shows them to everybody.",
+            SuccessBody::Text("text/plain"),
+        )
+    },
     get("/version", "version", "The version of the server.", SuccessBody::Json("Version")),
     get("/openapi.json", "openapi", "This document.", SuccessBody::Json("Document")),
     get("/docs", "docs", "A page that shows this document.", SuccessBody::Text("text/html")),

@@ -1,6 +1,6 @@
-//! Connections to the workers' port that have not introduced themselves. Whoever dials is let in here, for a short time, and
-//! makes room for others: the oldest that has sent nothing goes first. So connections that say nothing, however many, keep
-//! nobody from joining. Who has joined, and proved the secret where there is one, is not here any more.
+//! Connections that have not introduced themselves: workers before their welcome, clients before their TLS is agreed on.
+//! Whoever dials is let in here, for a short time, and makes room for others: the oldest that has sent nothing goes first. So
+//! connections that say nothing, however many, keep nobody out. Who is known is not here any more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -17,17 +17,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::process::lock::Lock;
 
-/// All of them. Each costs a descriptor and a task; one that has sent nothing has no buffer yet. A guess: some times what a
-/// fleet of a thousand workers that dial at once has in the middle of a handshake.
-const MOST: usize = 1_024;
-/// Those of one peer, so that one cannot turn the others out.
-const MOST_OF_A_PEER: usize = 256;
+/// All of them in one lobby. Each costs a descriptor and a task; one that has sent nothing has no buffer yet. A guess: some
+/// times what a fleet of a thousand workers that dial at once has in the middle of a handshake.
+pub(crate) const MOST: usize = 1_024;
+/// One peer has a quarter of the places, so that one cannot turn the others out.
+const OF_A_PEER: usize = 4;
 /// That somebody was turned out is logged so often at most.
 const LOGGED: Duration = Duration::from_secs(10);
 
 /// From where somebody dials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Origin {
+pub(crate) enum Origin {
     /// A machine, or a network of the kind that one customer gets: of IPv6 addresses the first half counts.
     Host(IpAddr),
     /// A user of this machine, through a Unix socket.
@@ -35,7 +35,7 @@ pub(super) enum Origin {
 }
 
 impl Origin {
-    pub(super) fn of(address: IpAddr) -> Self {
+    pub(crate) fn of(address: IpAddr) -> Self {
         Self::Host(match address.to_canonical() {
             IpAddr::V6(address) => {
                 let bits = address.to_bits() & !u128::from(u64::MAX);
@@ -48,7 +48,13 @@ impl Origin {
 
 /// See the head of this file.
 #[derive(Debug)]
-pub(super) struct Lobby(Lock<Guests>);
+pub(crate) struct Lobby {
+    /// Who waits in it, for the log.
+    of: &'static str,
+    most: usize,
+    most_of_a_peer: usize,
+    guests: Lock<Guests>,
+}
 
 #[derive(Debug, Default)]
 struct Guests {
@@ -69,7 +75,7 @@ struct Guest {
 
 /// A connection's stay. It ends when this drops.
 #[derive(Debug)]
-pub(super) struct Visit {
+pub(crate) struct Visit {
     lobby: Arc<Lobby>,
     number: u64,
     spoke: Arc<AtomicBool>,
@@ -77,18 +83,21 @@ pub(super) struct Visit {
 }
 
 impl Lobby {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self(Lock::new("the dials of workers", Guests::default())))
+    /// For `most` connections at a time, 4 at least; `of` are those who dial.
+    pub(crate) fn new(of: &'static str, most: usize) -> Arc<Self> {
+        let most_of_a_peer = (most / OF_A_PEER).max(1);
+        let guests = Lock::new("dials that are not answered yet", Guests::default());
+        Arc::new(Self { of, most, most_of_a_peer, guests })
     }
 
     /// Lets a connection in, and turns another one out where there are too many.
-    pub(super) fn enter(self: &Arc<Self>, peer: Origin) -> Visit {
-        let mut guests = self.0.lock();
-        if guests.of_peer.get(&peer).is_some_and(|n| *n >= MOST_OF_A_PEER) {
-            guests.turn_out(peer);
-        } else if guests.by_number.len() >= MOST {
+    pub(crate) fn enter(self: &Arc<Self>, peer: Origin) -> Visit {
+        let mut guests = self.guests.lock();
+        if guests.of_peer.get(&peer).is_some_and(|n| *n >= self.most_of_a_peer) {
+            guests.turn_out(peer, self.of);
+        } else if guests.by_number.len() >= self.most {
             let crowd = guests.of_peer.iter().max_by_key(|(_, n)| **n).map(|(peer, _)| *peer);
-            guests.turn_out(crowd.expect("there are many"));
+            guests.turn_out(crowd.expect("there are many"), self.of);
         }
         guests.next += 1;
         let (number, out) = (guests.next, CancellationToken::new());
@@ -101,13 +110,13 @@ impl Lobby {
 
     #[cfg(test)]
     fn len(&self) -> usize {
-        self.0.lock().by_number.len()
+        self.guests.lock().by_number.len()
     }
 }
 
 impl Guests {
     /// The oldest of this peer that has sent nothing, or else the oldest.
-    fn turn_out(&mut self, peer: Origin) {
+    fn turn_out(&mut self, peer: Origin, of: &'static str) {
         let of_peer = || self.by_number.iter().filter(|(_, guest)| guest.peer == peer);
         let silent = of_peer().find(|(_, guest)| !guest.spoke.load(Relaxed));
         let silent = silent.or_else(|| of_peer().next());
@@ -120,7 +129,7 @@ impl Guests {
         if self.logged.is_none_or(|last| now - last >= LOGGED) {
             self.logged = Some(now);
             let so_far = self.turned_out;
-            tracing::warn!(?peer, so_far, "too many dials without a word: the oldest go");
+            tracing::warn!(?peer, so_far, of, "too many dials without a word: the oldest go");
         }
     }
 
@@ -138,15 +147,20 @@ impl Guests {
 
 impl Visit {
     /// The connection's stream, of which the first byte is noted.
-    pub(super) fn listen<S>(&self, stream: S) -> Heard<S> {
+    pub(crate) fn listen<S>(&self, stream: S) -> Heard<S> {
         Heard { stream, spoke: Some(Arc::clone(&self.spoke)) }
+    }
+
+    /// Its first byte came.
+    pub(crate) fn spoke(&self) {
+        self.spoke.store(true, Relaxed);
     }
 
     /// Returns when it is to make room.
     ///
     /// # Cancel safety
     /// A dropped call changes nothing.
-    pub(super) async fn turned_out(&self) {
+    pub(crate) async fn turned_out(&self) {
         self.out.cancelled().await;
     }
 
@@ -154,7 +168,7 @@ impl Visit {
     ///
     /// # Cancel safety
     /// A dropped call begins anew.
-    pub(super) async fn silent_for(&self, limit: Duration) {
+    pub(crate) async fn silent_for(&self, limit: Duration) {
         sleep(limit).await;
         if self.spoke.load(Relaxed) {
             std::future::pending::<()>().await;
@@ -164,13 +178,13 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        self.lobby.0.lock().remove(self.number);
+        self.lobby.guests.lock().remove(self.number);
     }
 }
 
 /// A stream whose first byte is noted.
 #[derive(Debug)]
-pub(super) struct Heard<S> {
+pub(crate) struct Heard<S> {
     stream: S,
     /// `None` once it came.
     spoke: Option<Arc<AtomicBool>>,
@@ -221,12 +235,12 @@ mod tests {
 
     #[test]
     fn the_oldest_silent_one_of_a_crowd_goes_and_who_speaks_stays() {
-        let lobby = Lobby::new();
+        let lobby = Lobby::new("workers", MOST);
         let worker = lobby.enter(host(1));
         worker.spoke.store(true, Relaxed);
         let silent: Vec<_> = (0..2_000).map(|_| lobby.enter(host(1))).collect();
-        assert_eq!(lobby.len(), MOST_OF_A_PEER);
-        let (gone, there) = silent.split_at(silent.len() - (MOST_OF_A_PEER - 1));
+        assert_eq!(lobby.len(), MOST / OF_A_PEER);
+        let (gone, there) = silent.split_at(silent.len() - (MOST / OF_A_PEER - 1));
         assert!(gone.iter().all(|visit| visit.out.is_cancelled()));
         assert!(there.iter().all(|visit| !visit.out.is_cancelled()));
         assert!(!worker.out.is_cancelled());
@@ -240,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_crowd_from_many_hosts_is_thinned_where_it_is_thickest() {
-        let lobby = Lobby::new();
+        let lobby = Lobby::new("workers", MOST);
         let crowd: Vec<_> =
             (1..=4).flat_map(|n| (0..240).map(move |_| n)).map(|n| lobby.enter(host(n))).collect();
         let worker = lobby.enter(host(9));
@@ -248,7 +262,7 @@ mod tests {
         assert_eq!(lobby.len(), MOST);
         assert!(!worker.out.is_cancelled());
         drop((crowd, more, worker));
-        assert_eq!((lobby.len(), lobby.0.lock().of_peer.len()), (0, 0));
+        assert_eq!((lobby.len(), lobby.guests.lock().of_peer.len()), (0, 0));
     }
 
     #[test]

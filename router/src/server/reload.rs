@@ -1,0 +1,119 @@
+//! Files of keys and certificates are read again while the server runs: when somebody asks for it, and when a look from time
+//! to time finds that they have changed. What cannot be used leaves everything as it was, and is said in the log and in
+//! `/metrics`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::app::App;
+use crate::config::Reloaded;
+use crate::connection::tls_port::TlsPort;
+use crate::limits::key_ring::KeyRing;
+use crate::metrics::{ByReload, Metrics};
+use crate::net::tls::ServerTls;
+
+/// Between two looks. A guess: a key that was taken away should not work for long, and reading some small files takes less
+/// than a ms.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Has the files read now. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct ReloadRequest(Arc<Notify>);
+
+impl ReloadRequest {
+    /// Also says in the log what came of it where nothing has changed.
+    pub fn ask(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Files, and what is made of them.
+pub(super) struct Watched {
+    /// In log and metrics.
+    name: &'static str,
+    source: Source,
+    refused: bool,
+}
+
+#[derive(Clone)]
+enum Source {
+    Tls(Arc<ServerTls>),
+    Keys(Arc<KeyRing>),
+}
+
+impl Source {
+    fn reload(&self, insist: bool) -> Reloaded {
+        match self {
+            Self::Tls(tls) => tls.reload(insist),
+            Self::Keys(keys) => keys.reload(insist),
+        }
+    }
+}
+
+impl Watched {
+    /// All of a server.
+    pub(super) fn of(
+        app: &App,
+        clients: Option<&TlsPort>,
+        operators: Option<&Arc<ServerTls>>,
+    ) -> Vec<Self> {
+        let of_clients = clients.map(|port| ("client_tls", Source::Tls(Arc::clone(&port.tls))));
+        let of_operators = operators.map(|tls| ("admin_tls", Source::Tls(Arc::clone(tls))));
+        let of_workers = app.fleet.tls().map(|tls| ("worker_tls", Source::Tls(Arc::clone(tls))));
+        let keys = app.keys.may_change().then(|| ("keys", Source::Keys(Arc::clone(&app.keys))));
+        let all = of_clients.into_iter().chain(of_operators).chain(of_workers).chain(keys);
+        all.map(|(name, source)| Self { name, source, refused: false }).collect()
+    }
+
+    async fn look(&mut self, insist: bool, metrics: &Metrics) {
+        let (name, source) = (self.name, self.source.clone());
+        // a file system may let one wait
+        let found = tokio::task::spawn_blocking(move || source.reload(insist)).await;
+        let found = found.unwrap_or_else(|error| Reloaded::Refused(error.to_string()));
+        let count = |outcome| metrics.edges.reloads.inc(ByReload { files: name, outcome });
+        match found {
+            Reloaded::Same => {}
+            Reloaded::New => {
+                count("loaded");
+                self.refused = false;
+                tracing::info!(files = name, "read again, and in use");
+            }
+            Reloaded::Refused(problem) => {
+                count("refused");
+                self.refused = true;
+                tracing::error!(
+                    files = name,
+                    problem,
+                    "refused: what was read before stays in use"
+                );
+            }
+        }
+    }
+}
+
+/// Looks at the files for ever.
+pub(super) async fn keep_fresh(
+    mut watched: Vec<Watched>,
+    metrics: Arc<Metrics>,
+    request: ReloadRequest,
+) {
+    if watched.is_empty() {
+        return;
+    }
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let insist = tokio::select! {
+            _ = looks.tick() => false,
+            () = request.0.notified() => true,
+        };
+        for files in &mut watched {
+            files.look(insist, &metrics).await;
+        }
+        let refused = watched.iter().filter(|files| files.refused).count();
+        metrics.edges.reloads_refused.set(i64::try_from(refused).unwrap_or(i64::MAX));
+    }
+}
