@@ -45,7 +45,7 @@ mod _core {
     #[pymodule_export]
     use crate::ranks::{SharedExchange, SharedParcels, order_of_sends, plan_sends};
     #[pymodule_export]
-    use crate::router::{Router, check_router, router_flags, router_main};
+    use crate::router::{Router, check_key_line, check_router, router_flags, router_main};
     #[pymodule_export]
     use crate::segments::{copy_segments, crc32};
     #[pymodule_export]

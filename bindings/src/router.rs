@@ -40,6 +40,12 @@ pub(crate) fn check_router(py: Python<'_>, flags: Vec<String>, usage: &str) -> P
     py.detach(move || cli::check_router(&flags, usage)).map_err(ConfigError::new_err)
 }
 
+#[pyfunction]
+pub(crate) fn check_key_line(line: &str) -> PyResult<()> {
+    headrace_router::config::check_key_line(line)
+        .map_err(|error| ConfigError::new_err(error.to_string()))
+}
+
 /// Takes Python's handler of SIGINT away.
 pub(crate) fn default_interrupt(py: Python<'_>) -> PyResult<()> {
     let signal = py.import("signal")?;

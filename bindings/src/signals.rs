@@ -13,6 +13,10 @@ pub(crate) fn end_on_signals(numbers: Vec<i32>, drain_s: Option<f64>) -> PyResul
     let drain = drain_s.map(Duration::try_from_secs_f64).transpose();
     let drain =
         drain.map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))?;
-    Signals::catch_these(numbers)?.obey(Stopper::default(), StopDeadlines { drain, stop: STOP })?;
+    Signals::catch_these(numbers)?.obey(
+        Stopper::default(),
+        StopDeadlines { drain, stop: STOP },
+        None,
+    )?;
     Ok(())
 }

@@ -31,6 +31,7 @@ __all__ = [
     "argmax_of_few",
     "auth_proof",
     "bench_main",
+    "check_key_line",
     "check_router",
     "copy_segments",
     "crc32",
@@ -580,6 +581,9 @@ def check_router(flags: Sequence[str], usage: str) -> None:
 
     The text is for the person who typed the flags, and ends with `usage`.
     """
+
+def check_key_line(line: str) -> None:
+    """Raise `ConfigError` for what could not stand in a file of keys of clients. The text shows no key."""
 
 def router_main(argv: list[str]) -> int:
     """Run the program `headrace-router` with these arguments, the first of which is its name.

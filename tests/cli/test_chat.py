@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.cli.client.chat import Answer, Chat, ChatError, Server
 from headrace.cli.client.terminal import printable
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 class Fake(ThreadingHTTPServer):
@@ -33,6 +37,17 @@ class Fake(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def encrypt(self, ca: Path | None = None) -> None:
+        """Speak TLS; with `ca` only to clients that show a certificate of that authority."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(DATA / "localhost.crt", DATA / "localhost.key")
+        if ca is not None:
+            context.load_verify_locations(ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        self.socket = context.wrap_socket(
+            self.socket, server_side=True, do_handshake_on_connect=False
+        )
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -235,3 +250,47 @@ def test_interrupt_stops_the_answer_and_keeps_the_session(fake: Fake) -> None:
         terminal.write(b"/exit\n")
         assert process.wait(20) == 0
     assert [m["content"] for m in fake.asked[1]["messages"]] == ["talk", "endless", "and now"]
+
+
+def run_over_tls(fake: Fake, *flags: str) -> subprocess.CompletedProcess[str]:
+    url = fake.url.replace("http://127.0.0.1", "https://localhost")
+    command = [sys.executable, "-m", "headrace", "chat", "--url", url, *flags]
+    return subprocess.run(
+        command, input="hi\n", capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_server_is_recognised_by_its_certificate(fake: Fake) -> None:
+    fake.encrypt()
+    fake.script = [
+        {"choices": [{"delta": {"content": "hello"}, "finish_reason": "stop"}]},
+        "[DONE]",
+    ]
+    answered = run_over_tls(fake, "--tls-ca", str(DATA / "localhost.crt"))
+    assert answered.returncode == 0, answered.stderr
+    assert answered.stdout.strip() == "hello"
+    for flags in ([], ["--tls-ca", str(DATA / "stranger.crt")]):
+        refused = run_over_tls(fake, *flags)
+        assert refused.returncode == 1
+        assert "cannot reach https://" in refused.stderr and "certificate" in refused.stderr
+
+
+def test_a_server_that_asks_for_a_certificate_is_shown_one(fake: Fake) -> None:
+    fake.encrypt(DATA / "tls/ca.crt")
+    fake.script = [
+        {"choices": [{"delta": {"content": "hello"}, "finish_reason": "stop"}]},
+        "[DONE]",
+    ]
+    trusted = ["--tls-ca", str(DATA / "localhost.crt")]
+    shown = ["--tls-cert", str(DATA / "tls/client.crt"), "--tls-key", str(DATA / "tls/client.key")]
+    answered = run_over_tls(fake, *trusted, *shown)
+    assert answered.returncode == 0, answered.stderr
+    assert run_over_tls(fake, *trusted).returncode == 1
+    for wrong, part in [
+        (shown[:2], "go together"),
+        ([*shown[:3], str(DATA / "localhost.key")], "cannot use"),
+        (["--tls-ca", "/nonexistent"], "cannot use"),
+    ]:
+        refused = run_over_tls(fake, *wrong)
+        assert refused.returncode == 2
+        assert part in refused.stderr

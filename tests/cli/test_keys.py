@@ -29,6 +29,10 @@ from headrace.settings.values import SettingsError
         ("k # of production\n", "k"),
         (" #x\nalice k\t#y\n", "k"),
         ("k#9\n", "k#9"),
+        ("k rpm=60 name=x\n", "k"),
+        ("alice k expires=2027-01-01 # hers\n", "k"),
+        ("k only=metrics\n", "k"),
+        ("alice c2VzYW1l==\n", "c2VzYW1l=="),
     ],
 )
 def test_the_first_key_of_a_file_is_sent(text: str, key: str, tmp_path: Path) -> None:
@@ -42,6 +46,13 @@ def test_a_file_without_a_key_is_named(data: bytes, tmp_path: Path) -> None:
     for path in (tmp_path / "keys", tmp_path / "nothing", tmp_path):
         with pytest.raises(SettingsError, match=f"--api-key-file: .*{path}"):
             keys.read_key("--api-key-file", path, "NO_SUCH_VARIABLE")
+
+
+@pytest.mark.parametrize("kind", ["blake3", "sha256"])
+def test_a_digest_is_no_key_that_could_be_sent(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"alice {kind}:{'0' * 64} rpm=1\nplain\n")
+    with pytest.raises(SettingsError, match="the digest of a key"):
+        keys.read_key("--api-key-file", tmp_path / "keys", "NO_SUCH_VARIABLE")
 
 
 def test_the_environment_is_used_where_there_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

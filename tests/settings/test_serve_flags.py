@@ -118,6 +118,7 @@ def test_the_secret_of_serve_is_its_own_unless_one_is_known(
     assert not router.workers_know(given("--allow-anonymous-workers")), "of which there are none"
     assert not router.workers_know(given("--worker-listen=unix:/w"))
     assert router.workers_know(given("--worker-listen=unix:/w", "--allow-anonymous-workers"))
+    assert router.workers_know(given("--worker-listen=unix:/w", "--worker-tls-client-ca=ca"))
     monkeypatch.setenv("HEADRACE_SECRET", "of the environment")
     assert router.workers_know(given())
 

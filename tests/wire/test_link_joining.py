@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from headrace import _core
-from headrace.errors import Refused, RouterNotTrusted
+from headrace.errors import LinkLost, Refused, RouterNotTrusted
 from headrace.wire.frames import PROTOCOL, Frame, OtherVersion, Prove, RefuseReason, Welcome
-from headrace.wire.link import QUIET_DIALS, Backoff, Link, LinkConfig, parse_address, tls_context
+from headrace.wire.link import QUIET_DIALS, Backoff, Link, LinkConfig, parse_address
+from headrace.wire.tls import tls_context
 from helpers.require import missing
 from helpers.worker.frames import refusal
 from helpers.worker.link_scene import (
@@ -31,6 +32,7 @@ from helpers.worker.link_scene import (
 )
 
 SECRET = "open sesame"
+DATA = Path(__file__).parents[1] / "data"
 
 
 def guarded(secret: str, got: list[Frame] | None = None) -> Script:
@@ -288,6 +290,38 @@ async def test_tls_is_checked_against_the_ca(certificate: tuple[Path, Path]) -> 
         # an address that came from a name is checked against the name
         with pytest.raises(ssl.SSLCertVerificationError):
             await link_to(at, tls=tls_context(cert), tls_name="other.test")._open()
+
+
+async def test_a_router_that_asks_for_a_certificate_is_shown_one() -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(DATA / "localhost.crt", DATA / "localhost.key")
+    tls.load_verify_locations(DATA / "tls/ca.crt")
+    tls.verify_mode = ssl.CERT_REQUIRED
+    trusted = DATA / "localhost.crt"
+    async with router(hold, tls=tls) as at:
+        shown = (DATA / "tls/client.crt", DATA / "tls/client.key")
+        async with await link_to(at, tls=tls_context(trusted, shown)).connect() as session:
+            await session.send(HEARTBEAT)
+        with pytest.raises((OSError, LinkLost)):  # as the alert, or as the end of the connection
+            await link_to(at, tls=tls_context(trusted))._open()
+
+
+@pytest.mark.parametrize(
+    ("identity", "ca", "part"),
+    [
+        (("tls/client.crt", "localhost.key"), None, "client.crt with"),
+        (("localhost.key", "localhost.key"), None, "cannot use"),
+        (("nothing.crt", "tls/client.key"), None, "nothing.crt"),
+        (None, "localhost.key", "localhost.key for TLS"),
+        (None, "nothing.crt", "nothing.crt for TLS"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(
+    identity: tuple[str, str] | None, ca: str | None, part: str
+) -> None:
+    files = None if identity is None else (DATA / identity[0], DATA / identity[1])
+    with pytest.raises(ValueError, match=part):
+        tls_context(None if ca is None else DATA / ca, files)
 
 
 @pytest.mark.parametrize(

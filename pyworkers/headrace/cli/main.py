@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from pathlib import Path
 
 from headrace import logs
 from headrace.cli.children.process import die_with_supervisor
@@ -62,6 +63,16 @@ examples:
   headrace drain worker-0 --budget 30s
   headrace drain decode-1 --hand-over 0 --url unix:/run/headrace-admin.sock --json
   headrace drain decode-1 --url http://10.0.0.1:8000 --admin-key-file ~/headrace-admin.key
+"""
+
+KEY_USAGE = "headrace key new [NAME] [FLAGS]"
+KEY_EXAMPLES = """\
+examples:
+  headrace key new ci --rpm 60 --tpm 100000 --streams 8 --expires 2027-01-01
+  headrace key new alice --models SmolLM2-135M-Instruct --file keys.txt
+
+The line belongs into the router's --api-key-file. It has the digest of the key: who reads the file learns no key.
+A router that runs takes a changed file by itself.
 """
 
 CONVERT_EXAMPLES = """\
@@ -172,6 +183,8 @@ def make_parser(typed: str) -> Parser:
     _add_explain_arguments(explain)
     drain = command("drain", _drain, "ask a worker to leave in good order", DRAIN_EXAMPLES)
     _add_drain_arguments(drain)
+    key = command("key", _key, "draw an API key for a router", KEY_EXAMPLES, KEY_USAGE)
+    _add_key_arguments(key)
     fetch = command("fetch", _fetch, "get a model now, so that `serve` starts offline")
     _add_fetch_arguments(fetch)
     convert = command(
@@ -238,6 +251,7 @@ def _add_chat_arguments(parser: Parser) -> None:
         "--system", metavar="TEXT", help="System message of the conversation. [default: none]"
     )
     keys.add_api_key(parser)
+    keys.add_tls(parser)
     parser.add_argument(
         "--temperature",
         type=float,
@@ -266,6 +280,7 @@ def _add_explain_arguments(parser: Parser) -> None:
     )
     keys.add_api_key(parser)
     keys.add_admin_key(parser)
+    keys.add_tls(parser)
     parser.add_argument("--json", action="store_true", help="Print all that is known, as JSON.")
 
 
@@ -295,8 +310,41 @@ def _add_drain_arguments(parser: Parser) -> None:
         help="Where the server is: a URL, or unix:PATH of its --admin-listen. [default: %(default)s]",
     )
     keys.add_admin_key(parser)
+    keys.add_tls(parser)
     keys.refuse(parser, "--api-key", keys.ADMIN_KEY_FROM)
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
+
+
+def _add_key_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("new",), help="new draws a key.")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="Name of the key in /metrics.")
+    for flag, value, text in (
+        (
+            "--tenant",
+            "TENANT",
+            "Whose key it is. Keys of one tenant share caches. [default: its own]",
+        ),
+        ("--models", "NAMES", "Models that it may use, with commas between them. [default: all]"),
+        ("--rpm", "N", "Requests that it may send in a minute. [default: any number]"),
+        (
+            "--tpm",
+            "N",
+            "Tokens of prompts and answers that it may use in a minute. [default: any number]",
+        ),
+        ("--streams", "N", "Answers that it may have at a time. [default: any number]"),
+        (
+            "--expires",
+            "DAY",
+            "Day, such as 2027-01-01, from which on it is no key any more. [default: none]",
+        ),
+    ):
+        parser.add_argument(flag, metavar=value, help=text)
+    parser.add_argument(
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="File to which the line is added; then only the key is printed. [default: both are printed]",
+    )
 
 
 def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -430,6 +478,12 @@ def _plan(args: argparse.Namespace) -> int:
     from headrace.cli import plan
 
     return plan.run(args)
+
+
+def _key(args: argparse.Namespace) -> int:
+    from headrace.cli import key
+
+    return key.run(args)
 
 
 def _fetch(args: argparse.Namespace) -> int:

@@ -75,10 +75,14 @@ async def _serve_alone(config: ServeSettings) -> int:
     """`serve` in a process that does nothing else: the signals end it whatever happens."""
     from headrace import _core
 
-    stop = StopSignals()
+    stop = StopSignals(nothing_to_reload if config.reloads else None)
     drain_s = config.drain_timeout_s + ROUTER_STOP_S + WORKER_STOP_S
-    _core.end_on_signals(stop.numbers, drain_s + STOP_OVERDUE_S)
+    _core.end_on_signals(stop.ending, drain_s + STOP_OVERDUE_S)
     return await serve(config, stop)
+
+
+def nothing_to_reload() -> None:
+    """SIGHUP before the router was started, which will read its files as they are then."""
 
 
 async def serve(config: ServeSettings, stop: StopSignals) -> int:
@@ -94,6 +98,8 @@ async def serve(config: ServeSettings, stop: StopSignals) -> int:
         if folder.parent != parents()[0]:
             log("headrace", f"{parents()[0]} takes nothing: the socket is in {folder}")
         router = Keeper(router_command(config, folder), log)
+        if stop.reload is not None:
+            stop.reload = router.reload
         workers = [
             worker_keeper(config, worker_command(config, folder, name, role), log)
             for name, role in zip(config.names, config.roles, strict=True)

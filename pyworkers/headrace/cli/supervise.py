@@ -139,6 +139,10 @@ class Keeper:
         """After `stop`: ask the process to end now. The signal is another one: two of a kind may arrive as one."""
         self._signal(signal.SIGINT)
 
+    def reload(self) -> None:
+        """Have the process read its files of keys and certificates again."""
+        self._signal(signal.SIGHUP)
+
     def kill(self) -> None:
         """End the process and all that it started, at once."""
         self._stopping.set()

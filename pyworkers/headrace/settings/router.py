@@ -47,7 +47,7 @@ def serve_flags() -> list[Flag]:
         flags[WORKER_LISTEN],
         default="none: only the workers that serve starts",
         help="Address at which workers of other machines dial in, besides those that serve starts: HOST:PORT, or "
-        "unix:PATH. They need the secret of --secret-file.",
+        "unix:PATH. They need the secret of --secret-file, or a certificate that --worker-tls-client-ca vouches for.",
     )
     return list(flags.values())
 
@@ -77,13 +77,17 @@ def check_router(kept: Typed, usage: str) -> None:
     if WORKER_LISTEN in kept and not workers_know(kept):
         raise FlagError(
             f"{WORKER_LISTEN}: workers that join there must know a secret: give --secret-file FILE or set "
-            "HEADRACE_SECRET, or add --allow-anonymous-workers if everybody who can reach that address may "
-            "be sent prompts"
+            "HEADRACE_SECRET, or certificates for workers and --worker-tls-client-ca FILE, or add "
+            "--allow-anonymous-workers if everybody who can reach that address may be sent prompts"
         )
 
 
 def workers_know(kept: Typed) -> bool:
-    """Whether workers know by themselves what lets them join: a secret that was typed, or that none is needed."""
+    """Whether workers have by themselves what lets them join: a secret that was typed, certificates, or nothing at all.
+
+    Those that `serve` starts come through a private socket, without TLS.
+    """
     if "--secret-file" in kept or os.environ.get("HEADRACE_SECRET"):
         return True
-    return WORKER_LISTEN in kept and "--allow-anonymous-workers" in kept
+    need_none = "--worker-tls-client-ca" in kept or "--allow-anonymous-workers" in kept
+    return WORKER_LISTEN in kept and need_none

@@ -248,6 +248,21 @@ class WorkerSettings(EngineSettings, ParallelSettings):
         shown="those of the system",
         help="Certificates (PEM) that the router's certificate is checked with. Implies --router-tls.",
     )
+    router_client_cert: Path | None = setting(
+        "--router-client-cert",
+        group=ROUTER,
+        value="FILE",
+        read=existing_file,
+        help="Certificate (PEM) that this worker shows to a router that asks for one. Needs --router-client-key. "
+        "Implies --router-tls.",
+    )
+    router_client_key: Path | None = setting(
+        "--router-client-key",
+        group=ROUTER,
+        value="FILE",
+        read=existing_file,
+        help="Private key (PEM) of --router-client-cert.",
+    )
     role: str = setting(
         "--role",
         group=SPLIT,
@@ -289,7 +304,8 @@ class WorkerSettings(EngineSettings, ParallelSettings):
     @property
     def dials_tls(self) -> bool:
         """Whether the links to routers are encrypted."""
-        return self.router_tls or self.router_ca is not None
+        files = (self.router_ca, self.router_client_cert)
+        return self.router_tls or any(file is not None for file in files)
 
 
 WORKER_FLAGS = dict(
@@ -312,6 +328,12 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
         )
     if settings.mtp == 0 and settings.mtp_fixed:
         raise FlagError("--mtp-fixed needs --mtp TOKENS, which says how many tokens to draft")
+    if (settings.router_client_cert is None) != (settings.router_client_key is None):
+        given = "cert" if settings.router_client_key is None else "key"
+        lacks = "key" if given == "cert" else "cert"
+        raise FlagError(
+            f"--router-client-{given} needs --router-client-{lacks}: a certificate and its key go together"
+        )
     if not settings.transfer and settings.role == "prefill":
         raise FlagError(
             "--no-transfer leaves --role prefill nothing to do: leave one of the two flags out"

@@ -82,11 +82,6 @@ class LinkConfig:
     max_backoff_s: float = 5.0
 
 
-def tls_context(ca_file: Path | None = None) -> ssl.SSLContext:
-    """Trusts what the CAs in `ca_file` (PEM) signed, or what the system trusts."""
-    return ssl.create_default_context(cafile=ca_file)
-
-
 def parse_address(text: str) -> Path | tuple[str, int]:
     """A Unix socket's path, or host and port. Raises ValueError if it is neither."""
     scheme, _, path = text.partition("unix:")

@@ -26,8 +26,9 @@ from headrace.settings.values import SettingsError
 from headrace.settings.worker import LOG_LEVELS
 from headrace.wire.discovery import RouterAddress, parse_sources
 from headrace.wire.frames import Hello
-from headrace.wire.link import Link, LinkConfig, parse_address, tls_context
+from headrace.wire.link import Link, LinkConfig, parse_address
 from headrace.wire.links import Links, first
+from headrace.wire.tls import tls_context
 from headrace.worker.load_model import Loaded, load
 from headrace.worker.parallel.control import GroupFailed
 from headrace.worker.parallel.environment import read_environment
@@ -35,6 +36,8 @@ from headrace.worker.worker import Worker
 from headrace_kernels.moe.transport import RankLost
 
 if TYPE_CHECKING:
+    import ssl
+
     from headrace.settings.worker import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -46,10 +49,17 @@ DRAIN_OVERDUE_S = (
 LOST_OVERDUE_S = 10.0  # after which a rank is ended that still is there without its group
 
 
+def link_tls(settings: WorkerSettings) -> ssl.SSLContext | None:
+    """TLS of the links to routers, if they use it. Raises `ValueError` for files that cannot be used."""
+    cert, key = settings.router_client_cert, settings.router_client_key
+    identity = None if cert is None or key is None else (cert, key)
+    return tls_context(settings.router_ca, identity) if settings.dials_tls else None
+
+
 def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
     """Raises `ValueError` for what names no router."""
     sources = parse_sources(settings.routers)
-    tls = tls_context(settings.router_ca) if settings.dials_tls else None
+    tls = link_tls(settings)
 
     def dial(address: RouterAddress, joined: Callable[[str], bool]) -> Link:
         config = LinkConfig(
@@ -133,6 +143,7 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
     torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
     try:
         parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded
+        link_tls(settings)  # and so is a wrong certificate
         loaded = load(settings, read_environment(os.environ))
     except (CannotRun, SettingsError):
         raise  # the command says why

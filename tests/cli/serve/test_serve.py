@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.cli import serve
+from headrace.cli import console, serve
 from headrace.cli.console import Printer, StopSignals
 from headrace.cli.serving import announce, commands
 from headrace.cli.serving.config import ServeSettings
@@ -286,6 +286,44 @@ async def test_a_failed_fetch_ends_it_with_the_same_status(
     monkeypatch.setattr(sys, "executable", str(fetch))
     config = replace(SETTINGS, model="org/name")
     assert await fetch_model(config, StopSignals(), Printer(["headrace"])) == 7
+
+
+async def test_a_hangup_has_files_read_again_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = asyncio.Event()
+    stop = StopSignals(read.set)
+    assert signal.SIGHUP not in stop.ending and signal.SIGTERM in stop.ending
+    os.kill(os.getpid(), signal.SIGHUP)
+    async with asyncio.timeout(20):
+        await read.wait()
+    assert not stop.soon.is_set()
+    # the kernel sends it when a terminal is closed
+    monkeypatch.setattr(console, "has_terminal", lambda: True)
+    closed = StopSignals(read.set)
+    monkeypatch.setattr(console, "has_terminal", lambda: False)
+    os.kill(os.getpid(), signal.SIGHUP)
+    async with asyncio.timeout(20):
+        await closed.soon.wait()
+    assert closed.last_signal == signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    ("argv", "scheme", "reloads"),
+    [
+        ([], "http", False),
+        (["--policy=kv"], "http", False),
+        (["--api-key-file=k"], "http", True),
+        (["--tls-cert=c", "--tls-key=k"], "https", True),
+        (["--worker-tls-cert=c"], "http", True),
+    ],
+)
+def test_the_url_and_what_is_read_again_are_the_routers(
+    argv: list[str], scheme: str, reloads: bool
+) -> None:
+    config = replace(SETTINGS, router_argv=argv)
+    assert config.url.startswith(f"{scheme}://")
+    assert config.reloads == reloads
 
 
 async def test_nohup_keeps_it_from_stopping_with_the_terminal() -> None:

@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from headrace.cli.client import keys
 from headrace.cli.client.terminal import printable
 from headrace.cli.client.unix_http import UnixConnection
+
+if TYPE_CHECKING:
+    import ssl
 
 HELP = """\
   /reset          forget the conversation
@@ -38,6 +41,7 @@ class Server:
     url: str
     api_key: str | None = None
     key_from: str = keys.API_KEY_FROM  # for whoever gave none, or a wrong one
+    tls: ssl.SSLContext | None = None  # None: as the system has it
 
     def request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
         """The response, with status 200 or 202. Raises ChatError."""
@@ -45,7 +49,7 @@ class Server:
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
         try:
-            connection, base = _connection(self.url)
+            connection, base = _connection(self.url, self.tls)
             connection.request(
                 method,
                 base + path,
@@ -70,14 +74,15 @@ class Server:
         return models[0]["id"]
 
 
-def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
+def _connection(url: str, tls: ssl.SSLContext | None) -> tuple[http.client.HTTPConnection, str]:
     """A way to `url`, not dialled yet, and what comes before each path there."""
     if url.startswith("unix:"):
         return UnixConnection(url.removeprefix("unix:"), timeout=600), ""
     parts = urlsplit(url if "//" in url else f"http://{url}")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    base = parts.path.rstrip("/").removesuffix("/v1")
-    return kind(parts.hostname or "127.0.0.1", parts.port, timeout=600), base
+    host, base = parts.hostname or "127.0.0.1", parts.path.rstrip("/").removesuffix("/v1")
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, parts.port, timeout=600, context=tls), base
+    return http.client.HTTPConnection(host, parts.port, timeout=600), base
 
 
 @dataclass(slots=True)
@@ -201,7 +206,7 @@ def _message(body: bytes) -> str | None:
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends; the exit status."""
-    server = Server(args.url, keys.api_key(args))
+    server = Server(args.url, keys.api_key(args), tls=keys.tls(args))
     options = {"temperature": args.temperature, "max_completion_tokens": args.max_tokens}
     try:
         model = args.model or server.first_model()

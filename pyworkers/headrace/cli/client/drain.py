@@ -32,7 +32,7 @@ HAND_OVER = {
 
 def run(args: argparse.Namespace) -> int:
     """Drain, wait, report; 0 if the worker left in time, otherwise 1."""
-    server = Server(args.url, keys.admin_key(args), keys.ADMIN_KEY_FROM)
+    server = Server(args.url, keys.admin_key(args), keys.ADMIN_KEY_FROM, keys.tls(args))
     path = f"/workers/{quote(args.worker, safe='')}/drain"
     order = {"budget_ms": round(args.budget * 1e3), "hand_over": args.hand_over}
     try:

@@ -23,7 +23,7 @@ Row = tuple[str, float | None, float | None]
 def run(args: argparse.Namespace) -> int:
     """Print the decisions about one request; the exit status."""
     key_from = f"{keys.ADMIN_KEY_FROM}, otherwise from {keys.API_KEY_FROM}"
-    server = Server(args.url, keys.admin_key(args) or keys.api_key(args), key_from)
+    server = Server(args.url, keys.admin_key(args) or keys.api_key(args), key_from, keys.tls(args))
     path = f"/decisions/{quote(args.request_id, safe='')}"
     try:
         with contextlib.closing(server.request("GET", path)) as response:

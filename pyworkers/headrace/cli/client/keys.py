@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING
 from headrace.settings.values import SettingsError
 
 if TYPE_CHECKING:
+    import ssl
+
     from headrace.cli.parser import Parser
 
 API_KEY_FROM = "--api-key-file FILE or the variable HEADRACE_API_KEY"
+SETTINGS = ("name", "models", "rpm", "tpm", "streams", "expires", "only")
+"""Words before a `=` that follow a key and are none."""
 ADMIN_KEY_FROM = "--admin-key-file FILE or the variable HEADRACE_ADMIN_KEY"
 
 
 def read_key(flag: str, path: Path | None, variable: str) -> str | None:
-    """The first key of a file (lines of KEY or TENANT KEY), otherwise the variable's. Raises SettingsError."""
+    """The first key of a file (lines of KEY or TENANT KEY), otherwise the variable's. Raises SettingsError.
+
+    What may stand after a key is in `router/src/config/keys/line.rs`.
+    """
     if path is None:
         return os.environ.get(variable) or None
     try:
@@ -28,8 +35,14 @@ def read_key(flag: str, path: Path | None, variable: str) -> str | None:
         raise SettingsError(f"{flag}: cannot read {path}: {reason}") from error
     for line in text.splitlines():
         words = list(itertools.takewhile(lambda word: not word.startswith("#"), line.split()))
-        if words:
-            return words[-1]
+        before = itertools.takewhile(lambda word: word.partition("=")[0] not in SETTINGS, words)
+        if words and (key := list(before)[-1:]):
+            if key[0].startswith(("blake3:", "sha256:")):
+                raise SettingsError(
+                    f"{flag}: {path} begins with the digest of a key, from which nobody learns the key; name a file "
+                    "that begins with the key itself"
+                )
+            return key[0]
     raise SettingsError(f"{flag}: {path} holds no key; write one a line")
 
 
@@ -41,6 +54,40 @@ def api_key(args: argparse.Namespace) -> str | None:
 def admin_key(args: argparse.Namespace) -> str | None:
     """What `add_admin_key` took. Raises SettingsError."""
     return read_key("--admin-key-file", args.admin_key_file, "HEADRACE_ADMIN_KEY")
+
+
+def add_tls(parser: Parser) -> None:
+    """How a server with https:// is recognised, and how this command is."""
+    parser.add_argument(
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="Certificates (PEM) that the server's is checked with. [default: those of the system]",
+    )
+    parser.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="Certificate (PEM) to show to a server that asks for one. Needs --tls-key.",
+    )
+    parser.add_argument(
+        "--tls-key", type=Path, metavar="FILE", help="Private key (PEM) of --tls-cert."
+    )
+
+
+def tls(args: argparse.Namespace) -> ssl.SSLContext | None:
+    """What `add_tls` took; None for what `http.client` does by itself. Raises SettingsError."""
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise SettingsError("--tls-cert and --tls-key go together")
+    if args.tls_ca is None and args.tls_cert is None:
+        return None
+    from headrace.wire.tls import tls_context
+
+    identity = None if args.tls_cert is None else (args.tls_cert, args.tls_key)
+    try:
+        return tls_context(args.tls_ca, identity)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
 
 
 def add_api_key(parser: Parser) -> None:

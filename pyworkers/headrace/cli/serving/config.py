@@ -9,6 +9,9 @@ from pathlib import Path
 from headrace.cli.children.ranks import rank_name
 from headrace.settings.values import SettingsError
 
+RELOADED = ("--api-key-file", "--admin-key-file", "--tls-cert", "--worker-tls-cert")
+"""Flags of the router whose files are read again while it serves."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
@@ -55,9 +58,15 @@ class ServeSettings:
         return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
 
     @property
+    def reloads(self) -> bool:
+        """Whether the router reads files again that SIGHUP tells of."""
+        return any(word.partition("=")[0] in RELOADED for word in self.router_argv)
+
+    @property
     def url(self) -> str:
+        tls = any(word.partition("=")[0] == "--tls-cert" for word in self.router_argv)
         host = f"[{self.reach}]" if ":" in self.reach else self.reach
-        return f"http://{host}:{self.port}"
+        return f"{'https' if tls else 'http'}://{host}:{self.port}"
 
 
 def free_address(address: str) -> str:
