@@ -1,9 +1,12 @@
 //! An HTTP client that times answers: one connection per request in flight, kept for the next one.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use bytes::Bytes;
 use headrace_router::config::argv::NoKey;
 use headrace_router::config::{environment, first_key};
@@ -12,7 +15,7 @@ use hyper::Response;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 pub(crate) mod body;
 pub(crate) mod sse;
@@ -53,6 +56,9 @@ pub(crate) struct ClientArgs {
     /// A header for every request, as `Name: value`; may be given again.
     #[arg(long = "header", visible_alias = "headers", value_name = "HEADER")]
     pub(crate) headers: Vec<String>,
+    /// Local address of connections; given again, they take turns. More connections than one address has ports need several.
+    #[arg(long = "source", value_name = "ADDRESS")]
+    pub(crate) sources: Vec<IpAddr>,
     /// `priority` of every request: lower goes first.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) priority: Option<i32>,
@@ -86,6 +92,9 @@ pub(crate) struct Client {
     timeout: Duration,
     /// The server's clock runs so much faster: measured times are multiplied by it.
     clock: f64,
+    /// Local addresses of connections, and how many were made from them.
+    sources: Vec<IpAddr>,
+    dialled: AtomicUsize,
     idle: Mutex<Vec<Connection>>,
 }
 
@@ -124,7 +133,9 @@ impl Client {
             headers.push(("authorization".into(), format!("Bearer {key}")));
         }
         let timeout = Duration::from_secs(args.timeout_s);
-        Ok(Self { authority, tls, headers, timeout, clock, idle: Mutex::default() })
+        let (sources, dialled) = (args.sources.clone(), AtomicUsize::new(0));
+        let idle = Mutex::default();
+        Ok(Self { authority, tls, headers, timeout, clock, sources, dialled, idle })
     }
 
     /// Sends a request that was due at `due`, counted from `begin`, and reads its answer to the end.
@@ -201,7 +212,11 @@ impl Client {
     }
 
     async fn dial(&self) -> anyhow::Result<Connection> {
-        let socket = TcpStream::connect(&self.authority).await?;
+        let number = self.dialled.fetch_add(1, Ordering::Relaxed);
+        let socket = match self.sources.get(number % self.sources.len().max(1)) {
+            Some(source) => self.dial_from(*source).await?,
+            None => TcpStream::connect(&self.authority).await?,
+        };
         socket.set_nodelay(true)?;
         // each connection is a task that ends with its sender
         Ok(match &self.tls {
@@ -217,6 +232,16 @@ impl Client {
                 sender
             }
         })
+    }
+
+    async fn dial_from(&self, source: IpAddr) -> anyhow::Result<TcpStream> {
+        let mut targets = tokio::net::lookup_host(&self.authority).await?;
+        let target = targets.find(|target| target.is_ipv4() == source.is_ipv4());
+        let target =
+            target.with_context(|| format!("{} has no address like {source}", self.authority))?;
+        let socket = if source.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.bind(SocketAddr::new(source, 0)).with_context(|| format!("--source {source}"))?;
+        Ok(socket.connect(target).await?)
     }
 
     fn keep(&self, connection: Connection) {
@@ -312,6 +337,7 @@ mod tests {
             api_key: Some("k".into()),
             no_key: NoKey::default(),
             headers: vec![header.into()],
+            sources: Vec::new(),
             priority: None,
             timeout_s: 1,
             start_timeout_s: 1,

@@ -17,6 +17,7 @@ mod link;
 mod load;
 mod mock;
 mod parts;
+mod peers;
 mod progress;
 mod random;
 mod replay;
@@ -63,6 +64,10 @@ enum Command {
     Index(parts::index::IndexArgs),
     /// Prompts to tokens alone, against the crate `tokenizers`.
     Tokens(parts::tokens::TokensArgs),
+    /// A worker without a model that speaks OpenAI's API over HTTP, for routers that proxy it.
+    HttpWorker(peers::http_worker::HttpWorkerArgs),
+    /// Clients that ask for streams and read nothing, until standard input ends.
+    Stalled(peers::stalled::StalledArgs),
 }
 
 /// Input that no retry helps: exit status 2, and nothing was sent.
@@ -113,6 +118,13 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Index(args) => print_json(&serde_json::to_value(parts::index::run(&args)?)?),
         Command::Tokens(args) => {
             print_json(&serde_json::to_value(parts::tokens::run(&args)?)?);
+        }
+        Command::HttpWorker(args) => {
+            let served = one_thread()?.block_on(peers::http_worker::run(&args))?;
+            print_json(&serde_json::to_value(served)?);
+        }
+        Command::Stalled(args) => {
+            print_json(&serde_json::to_value(peers::stalled::run(&args)?)?);
         }
         Command::Sim(args) => sim::run(&args)?,
         Command::Writes(args) => writes::run(&args)?,

@@ -291,7 +291,7 @@ fn read_faults(faults: broadcast::Sender<Fault>) -> std::io::Result<()> {
     std::thread::Builder::new().name("control".into()).spawn(read).map(drop)
 }
 
-async fn stop_signal() -> std::io::Result<()> {
+pub(crate) async fn stop_signal() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
