@@ -23,12 +23,23 @@ class ProcessDiedError(Exception):
 class Process:
     """One process, its output in a file."""
 
-    def __init__(self, name: str, command: Sequence[str | Path], folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        folder: Path,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """`environment` stands in the place of this process's own."""
         self.name = name
         self.log = folder / f"{name}.log"
         self._file: IO[bytes] = self.log.open("wb")
         self.popen = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            env=environment,
         )
 
     def check(self) -> None:

@@ -55,13 +55,18 @@ def rounded(value: Any) -> Any:
     return [rounded(part) for part in value] if isinstance(value, list) else value
 
 
-def write(path: Path | None, figures: dict[str, Any]) -> None:
-    """Print the figures with their origin, and keep them in `path`."""
+def origin() -> dict[str, Any]:
+    """Machine, commit and command."""
     # The command as a reader would repeat it: from the root of the repository.
     module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
-    command = ["python", "-m", ".".join(module.parts), *sys.argv[1:]]
-    result = {"machine": machine(), "commit": commit(), "command": shlex.join(command), **figures}
-    text = json.dumps(result, indent=2)
+    name = ".".join(module.parts).removesuffix(".__main__")
+    command = shlex.join(["python", "-m", name, *sys.argv[1:]])
+    return {"machine": machine(), "commit": commit(), "command": command}
+
+
+def write(path: Path | None, figures: dict[str, Any]) -> None:
+    """Print the figures with their origin, and keep them in `path`."""
+    text = json.dumps({**origin(), **figures}, indent=2)
     print(text)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

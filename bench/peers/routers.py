@@ -1,0 +1,455 @@
+"""What is measured, each with two workers without a model: no router, Headrace, and routers of others.
+
+Those that proxy HTTP get `headrace bench http-worker`, Headrace its own mock worker, dynamo its own mocker. Each runs
+as it ships, but for what `start` names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import re
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from bench.helpers.fleet import Process
+from bench.helpers.report import ROOT
+from bench.peers.cases import CACHED_PREFIXES, Case
+from bench.peers.environments import Environment
+from bench.peers.processes import tree
+
+START_LIMIT_S = 90.0
+WORKERS = 2
+BLOCK_TOKENS = 16
+MODEL = "mock"
+PORTS = (20_000, 32_000)  # below those that the system gives to clients
+UNEVEN = 1.3  # the most streams that a process of nginx gets, over the mean; a guess
+LONG_MS = 600_000  # for clients that read nothing: longer than a run
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Programs:
+    """Commands of this repository."""
+
+    router: Sequence[str | Path]
+    bench: Sequence[str | Path]
+    mock: Sequence[str | Path]
+    doc: (
+        Path | None
+    )  # of the model that Headrace's workers describe; a small built-in one where left out
+
+
+def built(folder: Path, doc: Path) -> Programs:
+    """Those that cargo has built."""
+    bench = folder / "headrace-bench"
+    return Programs(
+        router=[folder / "headrace-router"], bench=[bench], mock=[bench, "mock"], doc=doc
+    )
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A router with its workers."""
+
+    address: str
+    router: list[int] = field(default_factory=list)  # processes
+    workers: list[int] = field(default_factory=list)
+
+
+class Stack:
+    """Processes that end together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[Process] = []
+
+    def start(
+        self, name: str, command: Sequence[str | Path], environment: dict[str, str] | None = None
+    ) -> Process:
+        process = Process(name, command, self.folder, environment)
+        self.processes.append(process)
+        return process
+
+    def eventually(self, probe: Callable[[], T | None], what: str) -> T:
+        """What `probe` finds. Raises ProcessDiedError when a process ends or the time is over."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while (found := probe()) is None:
+            for process in self.processes:
+                process.check()
+            if time.monotonic() > deadline:
+                raise self.processes[-1].failure(what)
+            time.sleep(0.05)
+        return found
+
+    def said(self, process: Process, pattern: str) -> re.Match[str]:
+        """Waits for a line of output."""
+        return self.eventually(
+            lambda: re.search(pattern, process.log.read_text(errors="replace")),
+            f"did not say {pattern}",
+        )
+
+    def stop(self) -> None:
+        for process in reversed(self.processes):
+            process.stop()
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def answers(address: str) -> bool | None:
+    """Whether a chat gets an answer; `None` where not."""
+    body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello."}]}
+    request = urllib.request.Request(
+        f"http://{address}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+    # an error of HTTP is an OSError, too
+    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.status == 200 or None
+    return None
+
+
+class System:
+    """Something that answers chats."""
+
+    name: ClassVar[str]
+    connections = 2  # of a process for each stream: to a client and to a worker
+    own_engine = False  # its workers keep their own time, so times are not compared
+
+    def __init__(self, programs: Programs, environment: Environment | None = None) -> None:
+        self.programs = programs
+        self.program, self.versions = environment or (Path(), {})
+
+    def start(self, stack: Stack, case: Case) -> Running:
+        """Starts all processes, and returns once a chat gets an answer."""
+        raise NotImplementedError
+
+    def note(self, case: Case) -> str | None:
+        """What is particular about this case."""
+        del case
+        return None
+
+    def descriptors(self, case: Case) -> int:
+        """Of the process that needs the most."""
+        return case.descriptors(self.connections)
+
+
+@contextlib.contextmanager
+def running(system: System, case: Case, folder: Path) -> Generator[Running]:
+    """The system, until the block ends."""
+    stack = Stack(folder)
+    try:
+        started = system.start(stack, case)
+        started.router = tree(*started.router) if started.router else []
+        started.workers = tree(*started.workers)
+        yield started
+    finally:
+        stack.stop()
+
+
+def http_workers(stack: Stack, programs: Programs, case: Case, *flags: str) -> list[Process]:
+    """Workers that speak HTTP, at ports of their own."""
+    command = [*programs.bench, "http-worker", "--step-ms", str(case.step_ms), *flags]
+    command += ["--prefill-us", str(case.prefill_us)]
+    if case.shared:
+        command += ["--prefixes", str(CACHED_PREFIXES), "--prefix-words", str(case.shared)]
+    return [stack.start(f"worker{i}", command) for i in range(WORKERS)]
+
+
+def address_of(stack: Stack, worker: Process) -> str:
+    return stack.said(worker, r"listening on (\S+)\n")[1]
+
+
+class Direct(System):
+    """No router: the loop of writes that a worker is, with two of them at one port."""
+
+    name = "direct"
+    connections = 1
+
+    def start(self, stack: Stack, case: Case) -> Running:
+        address = f"127.0.0.1:{free_port()}"
+        workers = http_workers(stack, self.programs, case, "--share-port", "--listen", address)
+        for worker in workers:
+            address_of(stack, worker)
+        stack.eventually(lambda: answers(address), "does not answer")
+        return Running(address=address, workers=[worker.popen.pid for worker in workers])
+
+
+class Headrace(System):
+    """This repository's router, with its policy `kv` in all cases."""
+
+    name = "headrace"
+    connections = 1
+
+    def start(self, stack: Stack, case: Case) -> Running:
+        link = f"unix:{stack.folder}/w.sock"
+        most = str(max(16_384, 2 * case.open_streams))
+        bounds = ["--max-streams", most, "--max-connections", str(2 * int(most))]
+        if case.stalled:
+            bounds += ["--stall-timeout-ms", str(LONG_MS)]
+        listen = ["--port", "0", "--worker-listen", link, "--log-level", "warn"]
+        router = stack.start("router", [*self.programs.router, *listen, *bounds])
+        address = stack.said(router, r"http://(\S+) for clients")[1]
+        room = ["--sequences", most, "--waiting", most, "--batched-tokens", "65536"]
+        pool = ["--block-tokens", str(BLOCK_TOKENS), "--blocks", str(self.blocks(case))]
+        costs = f"{case.step_ms},{case.prefill_us / 1000},0,0,0"
+        time = ["--cost", costs, "--noise", "0"]
+        flags = ["--workers", "1", "--router", link, *time, *room, *pool]
+        if self.programs.doc is not None:
+            flags += ["--doc", str(self.programs.doc)]
+        workers = [
+            stack.start(f"worker{i}", [*self.programs.mock, *flags, "--name", f"mock-{i}-"])
+            for i in range(WORKERS)
+        ]
+        stack.eventually(lambda: self.all_there(address), f"does not have {WORKERS} workers")
+        stack.eventually(lambda: answers(address), "does not answer")
+        processes = [worker.popen.pid for worker in workers]
+        return Running(address=address, router=[router.popen.pid], workers=processes)
+
+    @staticmethod
+    def blocks(case: Case) -> int:
+        if not case.shared:
+            return 1 << 20
+        return CACHED_PREFIXES * math.ceil((case.shared + case.words) / BLOCK_TOKENS)
+
+    @staticmethod
+    def all_there(address: str) -> bool | None:
+        with contextlib.suppress(OSError):
+            with urllib.request.urlopen(f"http://{address}/workers", timeout=5) as answer:
+                states = [worker["state"] for worker in json.load(answer)["workers"]]
+            return states.count("ready") == WORKERS or None
+        return None
+
+
+NGINX = """
+daemon off;
+worker_processes {processes};
+worker_rlimit_nofile {descriptors};
+pid {folder}/nginx.pid;
+error_log {folder}/nginx-error.log error;
+events {{ worker_connections {descriptors}; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    client_max_body_size 64m;
+    client_body_buffer_size 2m;
+    keepalive_requests 1000000000;
+    send_timeout {timeout_s};
+    upstream workers {{
+        {servers}
+        keepalive 1024;
+        keepalive_requests 1000000000;
+    }}
+    server {{
+        listen 127.0.0.1:{port} reuseport backlog=32768;
+        location / {{
+            proxy_pass http://workers;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_buffering off;
+            proxy_read_timeout {timeout_s};
+        }}
+    }}
+}}
+"""
+
+
+class Nginx(System):
+    """A process a core, buffering off, connections to workers kept."""
+
+    name = "nginx"
+
+    def __init__(
+        self, programs: Programs, environment: Environment | None, descriptors: int
+    ) -> None:
+        super().__init__(programs, environment)
+        self.limit = descriptors
+
+    def processes(self, case: Case) -> int:
+        """As many as cores, or as it takes for all streams to find descriptors; some get more of them than others."""
+        needed = math.ceil(case.descriptors(2) * UNEVEN / self.limit)
+        return max(os.cpu_count() or 1, needed)
+
+    def descriptors(self, case: Case) -> int:
+        return math.ceil(case.descriptors(2) * UNEVEN / self.processes(case))
+
+    def note(self, case: Case) -> str | None:
+        return f"{self.processes(case)} processes"
+
+    def start(self, stack: Stack, case: Case) -> Running:
+        workers = http_workers(stack, self.programs, case)
+        addresses = [address_of(stack, worker) for worker in workers]
+        port = free_port()
+        config = stack.folder / "nginx.conf"
+        config.write_text(
+            NGINX.format(
+                processes=self.processes(case),
+                descriptors=self.limit,
+                folder=stack.folder,
+                servers="\n        ".join(f"server {address};" for address in addresses),
+                port=port,
+                timeout_s=LONG_MS // 1000,
+            )
+        )
+        log = stack.folder / "nginx-error.log"
+        router = stack.start("router", [self.program, "-c", config, "-p", stack.folder, "-e", log])
+        address = f"127.0.0.1:{port}"
+        stack.eventually(lambda: answers(address), "does not answer")
+        processes = [worker.popen.pid for worker in workers]
+        return Running(address=address, router=[router.popen.pid], workers=processes)
+
+
+class _PythonRouter(System):
+    """sglang-router and vllm-router, whose commands are alike."""
+
+    module: ClassVar[str]
+    errors_only: ClassVar[str]
+
+    def policy(self, case: Case) -> str:
+        return "cache_aware" if case.prefix_policy else "round_robin"
+
+    def note(self, case: Case) -> str | None:
+        return self.policy(case)
+
+    def start(self, stack: Stack, case: Case) -> Running:
+        workers = http_workers(stack, self.programs, case)
+        urls = [f"http://{address_of(stack, worker)}" for worker in workers]
+        port = free_port()
+        listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+        chosen = ["--policy", self.policy(case), "--log-level", self.errors_only]
+        command = [self.program, "-m", self.module, *listen, *chosen, "--worker-urls", *urls]
+        router = stack.start("router", command)
+        address = f"127.0.0.1:{port}"
+        stack.eventually(lambda: answers(address), "does not answer")
+        processes = [worker.popen.pid for worker in workers]
+        return Running(address=address, router=[router.popen.pid], workers=processes)
+
+
+class Sglang(_PythonRouter):
+    """sglang-router."""
+
+    name = "sglang"
+    module = "sglang_router.launch_router"
+    errors_only = "error"
+
+
+class Vllm(_PythonRouter):
+    """vllm-router."""
+
+    name = "vllm"
+    module = "vllm_router.launch_router"
+    errors_only = "error"
+
+
+class Dynamo(System):
+    """dynamo's frontend with its mocker; no etcd, no NATS. The frontend tokenises, as Headrace's router does."""
+
+    name = "dynamo"
+    own_engine = True
+    # of its own step times; where a step has no length here, it has none there
+    speedup: ClassVar[dict[float, str]] = {0.0: "0", 4.0: "2"}
+
+    def note(self, case: Case) -> str | None:
+        return self.mode(case)
+
+    def mode(self, case: Case) -> str:
+        return "kv" if case.prefix_policy else "round-robin"
+
+    def start(self, stack: Stack, case: Case) -> Running:
+        store = stack.folder / "discovery"
+        store.mkdir()
+        ours = {
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_FILE_KV": str(store),
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": "zmq",
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+            "DYN_EVENT_PLANE_HOST": "127.0.0.1",
+            "DYN_LOG": "error",
+        }
+        environment = {**os.environ, **ours}
+        room = [
+            "--max-num-seqs",
+            str(max(8_192, case.open_streams)),
+            "--max-num-batched-tokens",
+            "65536",
+        ]
+        blocks = Headrace.blocks(case) * BLOCK_TOKENS // 64
+        engine = ["--block-size", "64", "--num-gpu-blocks-override", str(blocks)]
+        speed = ["--speedup-ratio", self.speedup.get(case.step_ms, "1")]
+        model = ["--model-path", str(self.model_folder(stack.folder)), "--model-name", MODEL]
+        mocker = [self.program, "-m", "dynamo.mocker", *model, *room, *engine, *speed]
+        worker = stack.start("worker", [*mocker, "--num-workers", str(WORKERS)], environment)
+        port = free_port()
+        listen = ["--http-host", "127.0.0.1", "--http-port", str(port)]
+        mode = ["--router-mode", self.mode(case)]
+        router = stack.start(
+            "router", [self.program, "-m", "dynamo.frontend", *listen, *mode], environment
+        )
+        address = f"127.0.0.1:{port}"
+        stack.eventually(lambda: answers(address), "does not answer")
+        return Running(address=address, router=[router.popen.pid], workers=[worker.popen.pid])
+
+    def model_folder(self, folder: Path) -> Path:
+        """The default model's tokenizer and shape, with room for long prompts."""
+        from headrace.models.load.default_model import ensure_default_model
+
+        source, model = ensure_default_model(), folder / "model"
+        model.mkdir()
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            if (source / name).exists():
+                (model / name).symlink_to(source / name)
+        config = json.loads((source / "config.json").read_text())
+        config["max_position_embeddings"] = 1 << 20
+        (model / "config.json").write_text(json.dumps(config))
+        return model
+
+
+def systems(
+    names: Sequence[str], programs: Programs, environments: dict[str, Environment], limit: int
+) -> list[System]:
+    """Those of the names that there are environments for."""
+    made: list[System] = []
+    for name in names:
+        environment = environments.get(name)
+        match name:
+            case "direct":
+                made.append(Direct(programs))
+            case "headrace":
+                made.append(Headrace(programs))
+            case "nginx" if environment is not None:
+                made.append(Nginx(programs, environment, limit))
+            case "sglang" if environment is not None:
+                made.append(Sglang(programs, environment))
+            case "vllm" if environment is not None:
+                made.append(Vllm(programs, environment))
+            case "dynamo" if environment is not None:
+                made.append(Dynamo(programs, environment))
+            case _:
+                pass  # it could not be installed, and the result says so
+    return made
+
+
+NAMES = ["direct", "headrace", "nginx", "sglang", "vllm", "dynamo"]
+RELEASE = ROOT / "target/release"

@@ -1,0 +1,196 @@
+"""The arithmetic of `make bench-peers`: spreads, what a router adds, what cannot run, and the tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.helpers import page
+from bench.peers import table
+from bench.peers.__main__ import arguments, in_turns
+from bench.peers.cases import CASES, Case
+from bench.peers.measure import figures, sources, why_not
+from bench.peers.routers import Direct, Headrace, Nginx, Programs, Sglang
+from bench.peers.summary import added, spread, summary
+
+PROGRAMS = Programs(router=[], bench=[], mock=[], doc=None)
+CASE = Case(name="B", what="streams", streams=4, max_tokens=8)
+
+
+def run(peer: str, number: int, case: str = "B", **figures: Any) -> dict[str, Any]:
+    usual = {"errors": 0, "client_cores": 0.1}
+    return {
+        "peer": peer,
+        "case": case,
+        "round": number,
+        "note": None,
+        "why_not": None,
+        "figures": usual | figures,
+    }
+
+
+def report(**fields: Any) -> dict[str, Any]:
+    quantiles = {"p50": 1.0, "p99": 2.0}
+    return {
+        "requests": 12,
+        "errors": 2,
+        "errors_by_kind": {"503": 2},
+        "requests_per_s": 5.0,
+        "wall_s": 2.0,
+        "chunks": 40,
+        "completion_tokens": 80,
+        "cpu_s": [0.001, 0.003, 0.5, 0.3],
+        "client_cpu_share": 0.2,
+        "ttft_ms": quantiles,
+        "itl_ms": quantiles,
+        "token_hit_rate": None,
+    } | fields
+
+
+def test_a_spread_is_the_median_with_the_extremes_of_what_is_known() -> None:
+    assert spread([3.0, None, 1.0, 2.5]) == [2.5, 1.0, 3.0]
+    assert spread([None]) is None
+
+
+def test_figures_are_of_the_routers_processes_alone() -> None:
+    found = figures(CASE, report(), router_processes=2)
+    assert found["router_us_a_request"] == pytest.approx(400.0)  # 0.004 s for 10 answers
+    assert found["router_us_a_token"] == pytest.approx(50.0)
+    assert found["router_us_an_event"] == pytest.approx(100.0)
+    assert found["events_a_token"] == 0.5
+    assert found["worker_us_a_token"] == pytest.approx(10_000.0)
+    assert found["router_cores"] == pytest.approx(0.002)
+    assert found["tokens_per_s"] == 40.0
+    assert (found["ttft_p50_ms"], found["itl_p99_ms"]) == (1.0, 2.0)
+
+
+def test_without_a_router_there_is_nothing_to_tell_of_it() -> None:
+    found = figures(CASE, report(), router_processes=0)
+    names = ["router_us_a_request", "router_us_a_token", "router_us_an_event", "router_cores"]
+    assert [found[name] for name in names] == [None] * 4
+    assert found["worker_us_a_request"] == pytest.approx(80_400.0)
+
+
+def test_tokens_that_no_answer_counts_are_those_that_were_asked_for() -> None:
+    found = figures(CASE, report(completion_tokens=0), router_processes=1)
+    assert found["tokens_per_s"] == 10 * 8 / 2.0
+
+
+def test_an_answer_that_comes_whole_has_no_events() -> None:
+    unary = Case(name="A", what="", streams=4, max_tokens=1, unary=True)
+    found = figures(unary, report(itl_ms=None), router_processes=1)
+    assert found["events_a_token"] is None
+    assert found["router_us_an_event"] is None
+    assert found["itl_p50_ms"] is None
+
+
+def test_what_a_router_adds_is_taken_within_each_round() -> None:
+    mine = [run("x", 0, ttft_p50_ms=15.0), run("x", 1, ttft_p50_ms=130.0), run("x", 2)]
+    without = [run("direct", 1, ttft_p50_ms=100.0), run("direct", 0, ttft_p50_ms=5.0)]
+    assert added(mine, without) == {"added_ttft_p50_ms": [20.0, 10.0, 30.0]}
+
+
+def test_a_summary_has_a_row_for_each_case_and_peer() -> None:
+    failed = run("x", 1) | {"figures": {}, "why_not": "it died"}
+    runs = [
+        run("direct", 0, ttft_p50_ms=1.0),
+        run("x", 0, ttft_p50_ms=3.0, errors=2),
+        failed,
+        run("own", 0, ttft_p50_ms=3.0, client_cores=0.9),
+    ]
+    direct, x, own = summary(runs, own_engines={"own"})
+    assert (direct["peer"], direct["runs"], direct["errors"]) == ("direct", 1, 0)
+    assert not any(name.startswith("added") for name in direct["figures"])
+    assert (x["runs"], x["errors"], x["why_not"]) == (1, 2, ["it died"])
+    assert x["figures"]["added_ttft_p50_ms"] == [2.0, 2.0, 2.0]
+    assert "added_ttft_p50_ms" not in own["figures"], "its workers keep a time of their own"
+    assert (x["client_is_limit"], own["client_is_limit"]) == (False, True)
+
+
+def test_a_case_that_needs_more_descriptors_than_a_process_may_have_is_named() -> None:
+    paced = {case.streams: case for case in CASES if case.name.startswith("C")}
+    assert why_not(Sglang(PROGRAMS), paced[9_900], 20_000) is None
+    assert "39,150 descriptors" in (why_not(Sglang(PROGRAMS), paced[19_500], 20_000) or "")
+    assert why_not(Headrace(PROGRAMS), paced[19_500], 20_000) is None
+    assert "30,150 descriptors" in (why_not(Direct(PROGRAMS), paced[30_000], 20_000) or "")
+    stalled = next(case for case in CASES if case.stalled)
+    assert why_not(Sglang(PROGRAMS), stalled, 19_952) is None
+    assert "19,952 descriptors" in (why_not(Sglang(PROGRAMS), stalled, 19_951) or "")
+
+
+def test_nginx_gets_as_many_processes_as_its_streams_need() -> None:
+    nginx = Nginx(PROGRAMS, None, 20_000)
+    large = next(case for case in CASES if case.streams == 19_500)
+    assert nginx.processes(large) >= 3
+    assert nginx.descriptors(large) <= 20_000
+
+
+def test_more_connections_than_an_address_has_ports_come_from_several() -> None:
+    assert sources(25_000) == []
+    assert sources(25_001) == ["--source", "127.0.0.1", "--source", "127.0.0.2"]
+
+
+def test_every_round_begins_with_another_system() -> None:
+    systems = [Direct(PROGRAMS), Headrace(PROGRAMS)]
+    turns = in_turns(list(systems), [CASE], rounds=3)
+    names = [(number, system.name) for number, _, system in turns]
+    assert [name for _, name in names] == [
+        *("direct", "headrace"),
+        *("headrace", "direct"),
+        *("direct", "headrace"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [(["--peers", "direct,envoy"], "envoy"), (["--cases", "Z"], "--cases Z")],
+)
+def test_an_unknown_peer_or_case_is_named(
+    typed: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        arguments(typed)
+    assert says in capsys.readouterr().err
+
+
+def result(runs: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    usual = {
+        "machine": {"processor": "P", "cores": 2},
+        "commit": "abc",
+        "command": "python -m bench.peers",
+        "versions": {"nginx": "1.2"},
+        "not_installed": {},
+        "rounds": 2,
+        "cases": {"B": "streams"},
+        "summary": summary(runs, set()),
+    }
+    return usual | fields
+
+
+def test_the_tables_show_medians_losses_and_what_is_missing() -> None:
+    runs = [
+        run("direct", 0, worker_us_a_token=3.0),
+        run("direct", 1, worker_us_a_token=4.0),
+        run("headrace", 0, router_us_a_token=10.0, client_cores=0.9),
+        run("nginx", 0, router_us_a_token=5.0) | {"figures": {}, "why_not": "too few descriptors"},
+    ]
+    text = table.table(result(runs, not_installed={"dynamo": "no such file"}))
+    assert "| no router: a loop of writes | 3.50 (3 to 4) |" in text
+    assert f"| Headrace | 10{table.LIMIT_MARK} |" in text
+    assert "| nginx | not run |" in text
+    assert "- nginx, B: too few descriptors" in text
+    assert "- dynamo's frontend is missing, since it could not be installed: no such file" in text
+    assert "The client used more than 0.8 of a core" in text
+    assert "C512" not in text, "nothing of it was measured"
+
+
+def test_the_page_gets_its_tables_between_its_marks() -> None:
+    other = f"{page.begin('y')}\nkept\n{page.END}\n"
+    text = f"a\n{page.begin('x')}\nold\n{page.END}\nb\n{other}"
+    once = page.put(text, "x", "new\n")
+    assert once == f"a\n{page.begin('x')}\n\nnew\n\n{page.END}\nb\n{other}"
+    assert page.put(once, "x", "new\n") == once
+    for without in ("a\n", f"{page.begin('x')}\n"):
+        with pytest.raises(SystemExit, match="marks"):
+            page.put(without, "x", "new\n")
