@@ -165,6 +165,17 @@ bench: setup ## measure the router and the engine (minutes); figures go to targe
 bench-step: setup ## CPU time of an engine's step beside the model, frames included (OUT)
 	@OMP_NUM_THREADS=1 $(PY) -m bench.engine.step_overhead --out $(or $(OUT),target/bench/step_overhead.json) $(ARGS)
 
+# Other routers come into target/peers, each with its own environment. More descriptors are as many streams.
+.PHONY: bench-peers
+bench-peers: setup ## Headrace beside other routers, an hour on a machine without other work (OUT, ARGS="--cases A,B --rounds 1")
+	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+	@$(PY) -m bench.peers --out $(or $(OUT),target/bench/peers.json) $(ARGS)
+
+.PHONY: bench-budget
+bench-budget: setup ## instructions, allocations and system calls of a token and of requests, held to budgets (ARGS=--write)
+	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+	@$(PY) -m bench.budget $(ARGS)
+
 .PHONY: schemas
 schemas: setup ## 1,000 random JSON schemas: what is refused, and whether every finished answer is valid (OUT)
 	@$(PY) -m bench.engine.random_schemas --out $(or $(OUT),target/bench/random_schemas.json) $(ARGS)
