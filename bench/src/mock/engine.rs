@@ -2,12 +2,13 @@
 //! caller turns. Pure: no time passes here and nothing is random that the seed does not decide.
 //!
 //! It schedules as `headrace.engine.scheduler` does: a step gives one row to each sequence that decodes and the rest of
-//! its token budget to prompts, first come first served. A sequence is admitted once the pool has room for all that it
-//! may write, so none is ever preempted.
+//! its token budget to prompts, first come first served. A sequence is admitted once the pool has room for its prompt beside
+//! what the others are expected to write. Where that was too little, the newest gives its blocks back and waits again.
 //!
 //! A token on the wire may stand for `token_scale` tokens of the modelled machine: a trace of 512-token blocks then
 //! replays with blocks of 16 tokens and costs the same time.
 
+mod admission;
 mod contents;
 mod logprobs;
 mod migration;
@@ -21,7 +22,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use headrace_router::core::frame::{
-    Blocks, Capacity, Failed, FailureKind, Finish, Freed, Load, Output, RequestId, Step, StepCost,
+    Blocks, Capacity, Failed, FailureKind, Freed, Load, Output, RequestId, Step, StepCost,
 };
 
 pub(crate) use self::logprobs::Scores;
@@ -66,6 +67,8 @@ pub(crate) struct Leg {
     pub(crate) keys: Arc<[u64]>,
     pub(crate) prompt_tokens: u32,
     pub(crate) max_tokens: u32,
+    /// It ends by itself after so many tokens.
+    pub(crate) ends_after: Option<u32>,
     /// Decides the answer.
     pub(crate) seed: u64,
     /// Tokens of the answer that came from another worker; `prompt_tokens` counts them too.
@@ -98,9 +101,13 @@ pub(crate) struct Engine {
     /// Of wire tokens.
     cost: StepCost,
     pool: BlockPool,
-    /// In order of admission.
+    /// In order of arrival, as are those that wait.
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
+    arrivals: u64,
+    /// Mean length of the answers so far, the newest counting most.
+    expected_answer: f64,
+    preemptions: u64,
     /// Those that are handed over and take no part in steps.
     parked: Vec<Sequence>,
     exports: Vec<Export>,
@@ -132,6 +139,9 @@ impl Engine {
             pool: BlockPool::new(config.capacity.blocks),
             running: Vec::new(),
             waiting: VecDeque::new(),
+            arrivals: 0,
+            expected_answer: 0.0,
+            preemptions: 0,
             parked: Vec::new(),
             exports: Vec::new(),
             pulls: Vec::new(),
@@ -194,12 +204,12 @@ impl Engine {
             return fail(FailureKind::QueueFull, message);
         }
         self.known.insert(request);
-        let sequence = Sequence::new(leg, room, self.config.block_tokens);
+        self.arrivals += 1;
+        let sequence = Sequence::new(leg, self.arrivals, room, self.config.block_tokens);
         if sequence.stage == Stage::NoTicket {
             self.parked.push(sequence);
         } else {
-            self.waiting_tokens += u64::from(sequence.total());
-            self.waiting.push_back(sequence);
+            self.wait(sequence);
         }
         Ok(())
     }
@@ -265,10 +275,16 @@ impl Engine {
         if self.running.is_empty() && self.waiting.is_empty() {
             return None;
         }
-        let counts = self.plan();
-        if counts.is_nothing() {
-            return None; // all wait for something that no step brings
-        }
+        let counts = loop {
+            let before = self.preemptions;
+            let counts = self.plan();
+            if !counts.is_nothing() {
+                break counts;
+            }
+            if before == self.preemptions {
+                return None; // all wait for something that no step brings
+            }
+        };
         self.in_flight = Some(counts);
         self.steps += 1;
         let stretch = 1.0 + self.config.noise * noise(self.config.seed, self.steps);
@@ -319,12 +335,12 @@ impl Engine {
             let scores = &mut sequence.leg.scores;
             let logprobs = scores.answer(seed, first, &ids, vocab);
             let prompt_logprobs = (first == 0).then(|| scores.take_prompt(vocab)).flatten();
-            let ended = sequence.total() >= sequence.limit;
+            let ended = sequence.total() >= sequence.end();
             outputs.push(Output {
                 request: sequence.leg.request,
                 ids,
                 logprobs,
-                finish: ended.then_some(Finish::Length),
+                finish: ended.then_some(sequence.finish()),
                 cached_tokens: (!sequence.has_spoken).then(|| sequence.claim(self.lie)),
                 prompt_logprobs,
                 drafted: if decodes { self.drafts().max(new - 1) } else { 0 },
@@ -333,6 +349,9 @@ impl Engine {
             });
             sequence.has_spoken = true;
             if ended {
+                if lease_ms.is_none() && sequence.leg.pooled.is_none() {
+                    self.note_answer(sequence.generated);
+                }
                 self.known.remove(&sequence.leg.request);
                 freed.push(self.free(&sequence));
             } else if lease_ms.is_some() {
@@ -356,12 +375,12 @@ impl Engine {
         StepResult { blocks, step, freed, progress }
     }
 
-    /// The load as it is now, without a step.
+    /// The load as it is now, with the number of the last step that ended.
     pub(crate) fn heartbeat(&self) -> Step {
         let prompts = self.running.iter().filter(|sequence| sequence.in_prefill);
         let in_flight: u64 = prompts.map(|sequence| u64::from(sequence.remaining())).sum();
         Step {
-            step: self.steps,
+            step: self.steps - u64::from(self.in_flight.is_some()),
             ms: 0.0,
             waited_us: 0,
             prefill_tokens: 0,
@@ -381,6 +400,19 @@ impl Engine {
         }
     }
 
+    /// Prompts without a first token, in the engine's order: whose, how long, and what is left.
+    pub(crate) fn prompts(&self) -> Vec<(RequestId, u32, u32)> {
+        let running = self.running.iter().filter(|sequence| sequence.in_prefill);
+        let own = |sequence: &&Sequence| sequence.stage == Stage::Own;
+        let tokens = |s: &Sequence| (s.leg.request, s.total(), s.remaining());
+        let waiting = self.waiting.iter().filter(own).map(|s| {
+            let keys = s.first_keys(s.creditable(self.config.block_tokens));
+            let found = u32::try_from(self.pool.find(&keys).len()).expect("at most the pool");
+            (s.leg.request, s.total(), s.total() - found * self.config.block_tokens)
+        });
+        running.map(tokens).chain(waiting).collect()
+    }
+
     /// Requests whose turn has not come: for a batch row, for room, or for what another worker does first.
     fn waits(&self) -> u32 {
         let parked = self.parked.iter().filter(|sequence| sequence.stage != Stage::Pinned);
@@ -392,6 +424,11 @@ impl Engine {
     pub(crate) fn snapshot(&mut self) -> (u64, Vec<u64>) {
         self.pool.take_changes();
         (self.sequence, self.pool.keys())
+    }
+
+    /// Sequences that had to give their blocks back, since the start.
+    pub(crate) fn preemptions(&self) -> u64 {
+        self.preemptions
     }
 
     /// True when no request is here.

@@ -53,7 +53,7 @@ impl Engine {
             let mut sequence = self.parked.remove(place);
             sequence.stage = Stage::Reserves;
             sequence.ticket = ticket;
-            self.waiting.push_back(sequence);
+            self.wait(sequence);
         }
     }
 
@@ -68,9 +68,8 @@ impl Engine {
 
     /// A prompt will not arrive: it is computed here once the answer may go on.
     pub(crate) fn pull_failed(&mut self, request: RequestId) {
-        let Some(mut sequence) = self.unpark(request, &[Stage::Arrives]) else { return };
-        sequence.stage = Stage::Lost;
-        self.go(sequence);
+        let Some(sequence) = self.unpark(request, &[Stage::Arrives]) else { return };
+        self.lose(sequence);
     }
 
     /// The other worker's part is over, with so many tokens of the answer; with none, everything is left to this one.
@@ -117,8 +116,7 @@ impl Engine {
         match sequence.stage {
             Stage::NoTicket if sequence.continues => {
                 sequence.stage = Stage::Own;
-                self.waiting_tokens += u64::from(sequence.total());
-                self.waiting.push_back(sequence);
+                self.wait(sequence);
             }
             Stage::NoTicket => self.parked.push(sequence),
             Stage::Own
@@ -126,10 +124,7 @@ impl Engine {
             | Stage::Arrives
             | Stage::Arrived
             | Stage::Lost
-            | Stage::Pinned => {
-                sequence.stage = Stage::Lost;
-                self.go(sequence);
-            }
+            | Stage::Pinned => self.lose(sequence),
         }
     }
 
@@ -160,31 +155,27 @@ impl Engine {
         self.parked.iter().position(at).map(|place| self.parked.remove(place))
     }
 
-    /// Lets one with blocks run, if it may.
+    /// What came of its prompt counts for nothing, but for what the cache keeps of it.
+    fn lose(&mut self, mut sequence: Sequence) {
+        self.free(&sequence);
+        sequence.gave_way();
+        sequence.stage = Stage::Lost;
+        self.go(sequence);
+    }
+
+    /// Lets one run that has its prompt, and one wait for its turn that has not, if the answer may go on.
     fn go(&mut self, mut sequence: Sequence) {
         if !sequence.continues {
             self.parked.push(sequence);
             return;
         }
-        if sequence.stage == Stage::Arrived {
+        let arrived = sequence.stage == Stage::Arrived;
+        sequence.stage = Stage::Own;
+        if arrived {
             sequence.in_prefill = false;
+            self.run(sequence);
         } else {
-            self.start_anew(&mut sequence);
+            self.wait(sequence);
         }
-        sequence.stage = Stage::Own;
-        self.running.push(sequence);
-    }
-
-    /// Forgets what came: only the own cache counts, without the block of the token that the next one is chosen from.
-    fn start_anew(&mut self, sequence: &mut Sequence) {
-        let block_tokens = self.config.block_tokens;
-        sequence.stage = Stage::Own;
-        let creditable = u32::try_from(sequence.creditable(block_tokens)).expect("few blocks");
-        sequence.computed = sequence.cached_tokens.min(creditable * block_tokens);
-        sequence.cached_tokens = sequence.computed;
-        for _ in sequence.blocks.len()..sequence.total().div_ceil(block_tokens) as usize {
-            sequence.blocks.push(self.pool.allocate().expect("admission kept room for it"));
-        }
-        self.is_awaited_from_now(sequence);
     }
 }

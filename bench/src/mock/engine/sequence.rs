@@ -1,13 +1,17 @@
 //! One request inside a mock engine.
 
+use headrace_router::core::frame::Finish;
+
 use super::{Leg, mix};
 
 /// A request that waits, runs or is handed over. Counts are in wire tokens; `computed <= total()` always holds.
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) leg: Leg,
+    /// Counts up; it orders all of them.
+    pub(super) arrival: u64,
     pub(super) stage: Stage,
-    /// It ends with this many tokens, prompt and answer together.
+    /// The most tokens that it may become, prompt and answer together.
     pub(super) limit: u32,
     /// Held, in sequence order.
     pub(super) blocks: Vec<u32>,
@@ -16,8 +20,8 @@ pub(super) struct Sequence {
     /// Tokens whose KV is in the cache.
     pub(super) computed: u32,
     pub(super) generated: u32,
-    /// Prompt tokens that came from the cache.
-    pub(super) cached_tokens: u32,
+    /// Prompt tokens that came from the cache, once it was admitted.
+    pub(super) cached_tokens: Option<u32>,
     /// Its part of the step that runs.
     pub(super) work: Option<Work>,
     /// Tokens that its row earned and did not give yet; below 1 between steps.
@@ -51,7 +55,7 @@ pub(super) enum Stage {
     Arrives,
     /// Its prompt is there.
     Arrived,
-    /// Its prompt will not come; the blocks are kept.
+    /// Its prompt will not come.
     Lost,
     /// Its first token is out, and its blocks wait to be pulled.
     Pinned,
@@ -68,7 +72,7 @@ pub(super) enum Work {
 
 impl Sequence {
     /// Nothing of it is computed, and it fits into a pool of `room` tokens.
-    pub(super) fn new(leg: Leg, room: u32, block_tokens: u32) -> Self {
+    pub(super) fn new(leg: Leg, arrival: u64, room: u32, block_tokens: u32) -> Self {
         let limit = leg.prompt_tokens.saturating_add(leg.max_tokens).min(room);
         debug_assert_eq!(leg.keys.len(), (leg.prompt_tokens / block_tokens) as usize);
         // Rows that start together do not give their second tokens in the same step.
@@ -84,12 +88,13 @@ impl Sequence {
         Self {
             stage: if leg.arrives.is_some() { Stage::NoTicket } else { Stage::Own },
             leg,
+            arrival,
             limit,
             blocks: Vec::new(),
             published: 0,
             computed: 0,
             generated: 0,
-            cached_tokens: 0,
+            cached_tokens: None,
             work: None,
             credit,
             in_prefill: true,
@@ -107,9 +112,27 @@ impl Sequence {
         self.leg.prompt_tokens + self.generated
     }
 
+    /// It ends with this many tokens, by itself or at its limit.
+    pub(super) fn end(&self) -> u32 {
+        let answer = self.leg.ends_after.unwrap_or(u32::MAX);
+        self.limit.min(self.leg.prompt_tokens.saturating_add(answer))
+    }
+
+    /// Why it ends there.
+    pub(super) fn finish(&self) -> Finish {
+        if self.end() < self.limit { Finish::Stop } else { Finish::Length }
+    }
+
     /// Tokens to compute before the next one can be chosen.
     pub(super) fn remaining(&self) -> u32 {
         self.total() - self.computed
+    }
+
+    /// It gave its blocks back: its tokens, those of the answer too, are a prompt now.
+    pub(super) fn gave_way(&mut self) {
+        self.blocks.clear();
+        (self.published, self.computed) = (0, 0);
+        (self.in_prefill, self.is_awaited, self.work) = (true, false, None);
     }
 
     /// Leading blocks that the cache may give: where it has to choose a token from its prompt, the block of the last one
@@ -131,12 +154,7 @@ impl Sequence {
             | Stage::Lost
             | Stage::Pinned => self.total() - 1,
         };
-        ((tokens / block_tokens) as usize).min(self.leg.keys.len())
-    }
-
-    /// Tokens whose KV it writes here, at most.
-    pub(super) fn most_computed(&self) -> u32 {
-        if self.leg.kv_transfer.is_some() { self.leg.prompt_tokens } else { self.limit - 1 }
+        (tokens / block_tokens) as usize
     }
 
     /// Key of a full block. Those of an answer are made up: nobody else's prompt contains them.
@@ -156,11 +174,12 @@ impl Sequence {
 
     /// The cached tokens that it admits to, `lie` being the share of its prompt that it adds.
     pub(super) fn claim(&self, lie: f64) -> u32 {
+        let cached_tokens = self.cached_tokens.unwrap_or(0);
         if lie == 0.0 {
-            return self.cached_tokens;
+            return cached_tokens;
         }
         let prompt = f64::from(self.leg.prompt_tokens);
-        (f64::from(self.cached_tokens) + prompt * lie).clamp(0.0, prompt - 1.0) as u32
+        (f64::from(cached_tokens) + prompt * lie).clamp(0.0, prompt - 1.0) as u32
     }
 
     /// Tokens that it gets from the next step, where a row has `accepted` of them in the mean.
@@ -174,7 +193,7 @@ impl Sequence {
             self.credit -= whole;
             whole as u32
         };
-        whole.min(self.limit - self.total())
+        whole.min(self.end() - self.total())
     }
 
     /// Does the work of a step; says how many tokens are new.

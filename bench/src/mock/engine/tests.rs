@@ -44,6 +44,7 @@ pub(crate) fn leg(request: u64, tokens: u32, common: u64, max_tokens: u32) -> Le
         keys: keys.collect(),
         prompt_tokens: tokens,
         max_tokens,
+        ends_after: None,
         seed: request,
         resumed: 0,
         kv_transfer: None,

@@ -131,6 +131,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             keys: hashes.into_iter().map(|hash| hash.key().0).collect(),
             prompt_tokens,
             max_tokens: max_tokens.saturating_sub(resumed),
+            ends_after: None,
             seed: sampling.seed,
             resumed,
             kv_transfer: submit.kv_transfer.map(|kv_transfer| kv_transfer.lease_ms),
