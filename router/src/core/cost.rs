@@ -78,6 +78,8 @@ const UNKNOWN: StepCost =
 /// Relative standard deviation of a coefficient that a worker brought, and of one that was guessed.
 const PRIOR_SPREAD: f64 = 0.5;
 const UNKNOWN_SPREAD: f64 = 20.0;
+/// Weight that what a worker brought keeps at least, however many steps have come: it decides only where they tell nothing.
+const LEAST_WEIGHT: f64 = 1e-5;
 /// Share of its duration by which a step may miss the model without telling anything. A guess.
 const NOISE: f64 = 0.1;
 /// Weight that a step keeps when another one has come: half of it is gone after some 70 steps, so that a worker that
@@ -92,14 +94,17 @@ const OUTLIER: f64 = 4.0;
 /// of 900 ms count the same, over steps that fade, so that it follows a worker that becomes slower.
 ///
 /// Kept are the normal equations rather than a covariance: sums of squares cannot lose their definiteness to rounding, as the
-/// recursive form does within some thousand steps when features differ by ten powers of ten. The prior never fades, so what no
-/// step tells about stays what it was. Steps with prompts fade as others with prompts come, and those without as others without do:
+/// recursive form does within some thousand steps when features differ by ten powers of ten. The prior fades as steps come, so
+/// that a wrong one is forgotten, but never whole: what no step tells about stays what it was. Steps with prompts fade as others with prompts come, and those without as others without do:
 /// a minute in which nobody sends a prompt is no reason to forget what prompts cost. In units of the prior: `cost[i] = prior[i] + spread[i] * z[i]`, `z` of unit variance.
 #[derive(Debug, Clone)]
 pub struct StepFit {
     cost: Vector,
     prior: Vector,
     spread: Vector,
+    /// Of the prior, beside that of the steps.
+    weight: f64,
+    least_weight: f64,
     /// Faded sums of `u u'` and `u r` over the steps, `u` the features and `r` the miss of the prior, both in units of what
     /// noise explains. First those of steps without prompts, then those of steps with some.
     sums: [Sums; 2],
@@ -133,19 +138,20 @@ impl Sums {
         }
     }
 
-    /// Solves `(1 + squares) z = products` by Cholesky's method, with the held ones at their lowest.
-    fn solve(&self, held: &[bool; 5], lowest: &Vector) -> Vector {
+    /// Solves `(weight + squares) z = products` by Cholesky's method, with the held ones at their lowest.
+    fn solve(&self, weight: f64, held: &[bool; 5], lowest: &Vector) -> Vector {
         let mut lower = [[0.0; 5]; 5];
         let mut z = [0.0; 5];
         for i in 0..5 {
             for j in 0..=i {
                 let plain = match (held[i] || held[j], i == j) {
                     (true, same) => f64::from(u8::from(same)),
-                    (false, same) => self.squares[i][j] + f64::from(u8::from(same)),
+                    (false, same) => self.squares[i][j] + weight * f64::from(u8::from(same)),
                 };
                 let sum = plain - (0..j).map(|k| lower[i][k] * lower[j][k]).sum::<f64>();
                 // never less than the prior's own part, whatever rounding says
-                lower[i][j] = if i == j { sum.max(1e-3).sqrt() } else { sum / lower[j][j] };
+                lower[i][j] =
+                    if i == j { sum.max(1e-3 * weight).sqrt() } else { sum / lower[j][j] };
             }
             let right = if held[i] {
                 lowest[i]
@@ -168,25 +174,25 @@ impl StepFit {
     /// Begins with what the worker said of itself, else with what its peers are like, else with a guess.
     #[must_use]
     pub fn new(own: Option<StepCost>, peers: Option<StepCost>) -> Self {
-        let (prior, spread) = match (own.filter(StepCost::is_sane), peers.filter(StepCost::is_sane))
-        {
-            (Some(cost), _) | (None, Some(cost)) => (cost, PRIOR_SPREAD),
-            (None, None) => (UNKNOWN, UNKNOWN_SPREAD),
-        };
-        Self::around(prior, spread)
+        match own.filter(StepCost::is_sane).or(peers.filter(StepCost::is_sane)) {
+            Some(cost) => Self::around(cost, PRIOR_SPREAD, LEAST_WEIGHT),
+            None => Self::guess(None),
+        }
     }
 
-    fn around(prior: StepCost, spread: f64) -> Self {
+    fn around(prior: StepCost, spread: f64, least_weight: f64) -> Self {
         let (prior, guess) = (prior.vector(), UNKNOWN.vector());
-        // a coefficient given as 0 may be found to be more than that
-        let spread = from_fn(|i| (spread * prior[i]).max(1e-3 * guess[i]));
-        Self { cost: prior, prior, spread, sums: [Sums::default(), Sums::default()], steps: 0 }
+        // one given as 0 was not measured
+        let about: Vector = from_fn(|i| if prior[i] > 0.0 { prior[i] } else { guess[i] });
+        let spread = from_fn(|i| (spread * about[i]).max(1e-3 * guess[i]));
+        let sums = [Sums::default(), Sums::default()];
+        Self { cost: prior, prior, spread, weight: 1.0, least_weight, sums, steps: 0 }
     }
 
     /// Begins with what its peers are like, as a guess that the first steps replace.
     #[must_use]
     pub fn guess(peers: Option<StepCost>) -> Self {
-        Self::around(peers.filter(StepCost::is_sane).unwrap_or(UNKNOWN), UNKNOWN_SPREAD)
+        Self::around(peers.filter(StepCost::is_sane).unwrap_or(UNKNOWN), UNKNOWN_SPREAD, 1.0)
     }
 
     /// As far as it is known.
@@ -222,6 +228,7 @@ impl StepFit {
             of_rows.add(&u, miss, MEMORY);
         }
         self.steps += 1;
+        self.weight = (self.weight * MEMORY).max(self.least_weight);
         self.solve();
     }
 
@@ -231,7 +238,7 @@ impl StepFit {
         let sums = Sums::of(&self.sums);
         let mut held = [false; 5];
         for _ in 0..5 {
-            let z = sums.solve(&held, &lowest);
+            let z = sums.solve(self.weight, &held, &lowest);
             let mut all = true;
             for i in 0..5 {
                 if !held[i] && z[i] < lowest[i] {

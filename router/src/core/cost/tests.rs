@@ -88,6 +88,44 @@ fn long_silence_about_prefill_does_not_unlearn_it() {
 }
 
 #[test]
+fn a_prior_that_is_far_from_the_truth_is_forgotten() {
+    for factor in [0.01, 0.1, 10.0, 1_000.0] {
+        let prior = StepCost::from_vector(TRUE.vector().map(|value| factor * value));
+        let mut fit = StepFit::new(Some(prior), None);
+        let mut random = Random::new(8);
+        for step in steps(8, 600) {
+            fit.observe(&step, noisy(&mut random, TRUE.step_ms(&step)));
+        }
+        assert!(error(&fit, &TRUE) < 0.05, "{factor}: {} {:?}", error(&fit, &TRUE), fit.cost());
+    }
+}
+
+#[test]
+fn what_a_prior_leaves_out_is_found() {
+    // as workers that time two steps know no more than that
+    let prior = StepCost { context_ms: 0.0, row_ms: 0.0, kv_ms: 0.0, ..TRUE };
+    let mut fit = StepFit::new(Some(prior), None);
+    for step in steps(9, 300) {
+        fit.observe(&step, TRUE.step_ms(&step));
+    }
+    assert!(error(&fit, &TRUE) < 0.02, "{} {:?}", error(&fit, &TRUE), fit.cost());
+    let cost = fit.cost();
+    assert!((cost.context_ms / TRUE.context_ms - 1.0).abs() < 0.2, "{cost:?}");
+}
+
+#[test]
+fn what_no_step_tells_about_stays_what_it_was() {
+    let mut fit = StepFit::new(Some(TRUE), None);
+    for step in steps(10, 2_000) {
+        let step = StepFeatures { prefill_tokens: 0.0, prefill_context: 0.0, ..step };
+        fit.observe(&step, 2.0 * TRUE.step_ms(&step));
+    }
+    let cost = fit.cost();
+    assert_eq!((cost.prefill_ms, cost.context_ms), (TRUE.prefill_ms, TRUE.context_ms));
+    assert!(cost.row_ms > 1.5 * TRUE.row_ms, "{cost:?}");
+}
+
+#[test]
 fn a_prior_that_is_no_cost_is_passed_over() {
     let bad = StepCost { fixed_ms: f64::NAN, ..TRUE };
     assert_eq!(StepFit::new(Some(bad), Some(TRUE)).cost(), TRUE);
