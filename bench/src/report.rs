@@ -49,10 +49,10 @@ pub(crate) struct Setting {
     pub(crate) speed: Option<f64>,
     /// What a simulation took.
     pub(crate) run_s: Option<f64>,
-    /// Of each first token: how far its prediction was off, over what it took from the placement on.
-    pub(crate) ttft_prediction_error: Option<Quantiles>,
-    /// The same of those after which no other prompt was sent to their worker before.
-    pub(crate) ttft_prediction_error_undisturbed: Option<Quantiles>,
+    /// Of a simulation: how far predictions were off.
+    pub(crate) ttft_errors: TtftErrors,
+    /// Of simulated workers.
+    pub(crate) preemptions: Option<u64>,
     /// Where there are prefill workers.
     pub(crate) split: Option<Split>,
     /// Where workers are ranks of groups.
@@ -68,6 +68,19 @@ pub(crate) struct RouterMs {
     pub(crate) worker_queue: f64,
     /// The router's `--queue-timeout-ms`.
     pub(crate) queue_timeout: f64,
+}
+
+/// Of each first token: how far its prediction was off, over what it took from the placement on.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct TtftErrors {
+    /// As predicted at the placement.
+    pub(crate) ttft_prediction_error: Option<Quantiles>,
+    /// With those that were placed beside it in the same moment.
+    pub(crate) ttft_prediction_error_settled: Option<Quantiles>,
+    /// With all that were placed beside it until then.
+    pub(crate) ttft_prediction_error_last: Option<Quantiles>,
+    /// At the placement, of those after which no other prompt was sent to their worker.
+    pub(crate) ttft_prediction_error_undisturbed: Option<Quantiles>,
 }
 
 /// What became of requests on two workers.
@@ -106,8 +119,10 @@ pub(crate) struct Report {
     token_hit_rate: Option<f64>,
     bound_hit_rate: Option<f64>,
     ttft_ms: Option<Quantiles>,
-    ttft_prediction_error: Option<Quantiles>,
-    ttft_prediction_error_undisturbed: Option<Quantiles>,
+    #[serde(flatten)]
+    ttft_errors: TtftErrors,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    preemptions: Option<u64>,
     /// Mean over the requests.
     tpot_ms: Option<f64>,
     tpot_quantiles_ms: Option<Quantiles>,
@@ -185,8 +200,8 @@ impl Report {
             wall_s,
             run_s: setting.run_s,
             speed: setting.speed,
-            ttft_prediction_error: setting.ttft_prediction_error,
-            ttft_prediction_error_undisturbed: setting.ttft_prediction_error_undisturbed,
+            ttft_errors: setting.ttft_errors.clone(),
+            preemptions: setting.preemptions,
             offered_per_s: setting.offered_per_s,
             requests_per_s: answers.len() as f64 / wall_s,
             tokens_per_s: completion_tokens as f64 / wall_s,

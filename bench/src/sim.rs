@@ -16,13 +16,13 @@ use crate::mock::engine::{Engine, EngineConfig};
 use crate::mock::fault::Fault;
 use crate::mock::preset::ModelArgs;
 use crate::report::sample::Slo;
-use crate::report::stats::Quantiles;
 use crate::report::{Output, Report, RouterMs, Setting};
 use crate::trace::{Requests, Scale, Slice, read_requests};
 
 mod again;
 mod arrival;
 mod events;
+mod predictions;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -58,6 +58,9 @@ pub(crate) struct SimArgs {
     /// Longest wait for a worker with room, in ms; as for `headrace router`.
     #[arg(long, value_name = "MS", help_heading = "Router")]
     queue_timeout_ms: Option<u64>,
+    /// Routers that share the workers, each with its own view of them; each request comes to one of them by lot.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = routers, help_heading = "Router")]
+    routers: usize,
     /// Write every decision to this file, one JSON object a line.
     #[arg(long, value_name = "FILE", help_heading = "Router")]
     decisions: Option<PathBuf>,
@@ -70,6 +73,9 @@ pub(crate) struct SimArgs {
     /// Send at the speed at which computing every prompt whole would take this share of the fleet's time.
     #[arg(long, value_name = "SHARE", conflicts_with = "speed", value_parser = positive, help_heading = "When")]
     util: Option<f64>,
+    /// Requests that the trace has at one moment come evenly until the next such moment.
+    #[arg(long, help_heading = "When")]
+    spread: bool,
 
     /// Make prompts N times shorter, block by block; a token then costs what N would. In place of --token-scale.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What")]
@@ -77,6 +83,11 @@ pub(crate) struct SimArgs {
     /// Make answers N times shorter.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What")]
     output_scale: u32,
+
+    /// Longest answer that requests ask for, those of longer answers excepted. Without it each asks for exactly its answer's
+    /// length, which the router then knows.
+    #[arg(long, value_name = "N", help_heading = "What")]
+    max_tokens: Option<u32>,
 
     /// Limits of a good answer, such as ttft=1s,tpot=50ms; errors and rejections are misses.
     #[arg(long, help_heading = "Report")]
@@ -113,8 +124,8 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
     let began = Instant::now();
     let terms = args.model.terms(&engine)?;
     let (faults, priors) = (args.fault.clone(), args.model.step_prior);
-    let fleet = Fleet { roles, engine, terms, faults, priors };
-    let arrivals = arrival::arrivals(requests, scale, speed);
+    let fleet = Fleet { roles, engine, terms, faults, priors, routers: args.routers };
+    let arrivals = arrival::arrivals(requests, scale, speed, args.spread, args.max_tokens);
     let mut world = World::new(&config, &fleet, arrivals, args.decisions.as_deref())?;
     let wall_s = world.run()? / 1e3;
     let span_s = requests.rows.last().map_or(0.0, |row| row.at_ms / speed / 1e3);
@@ -128,10 +139,8 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
         wall_s,
         offered_per_s: Some(requests.rows.len() as f64 / span_s).filter(|rate| rate.is_finite()),
         speed: Some(speed),
-        ttft_prediction_error: Quantiles::of_ms(world.prediction_errors().iter().copied()),
-        ttft_prediction_error_undisturbed: Quantiles::of_ms(
-            world.undisturbed_errors().iter().copied(),
-        ),
+        ttft_errors: world.predictions().report(),
+        preemptions: Some(world.preemptions()),
         run_s: Some(began.elapsed().as_secs_f64()),
         split: (roles.prefill > 0).then(|| world.split()),
         groups: world.rounds().report(),
@@ -142,6 +151,11 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
         ..Setting::default()
     };
     Ok(Report::new(setting, &world.samples()))
+}
+
+fn routers(text: &str) -> Result<usize, String> {
+    let number = text.parse::<usize>().ok().filter(|number| (1..=64).contains(number));
+    number.ok_or_else(|| format!("{text} is not from 1 to 64"))
 }
 
 /// The router's own flags and defaults.

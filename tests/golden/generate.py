@@ -38,6 +38,8 @@ from headrace.wire.frames import (
     Load,
     ModelPart,
     Offer,
+    OtherPrompt,
+    OtherPrompts,
     OtherVersion,
     Output,
     Ping,
@@ -76,7 +78,7 @@ INTEGERS = {
 
 FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v2", 16)
 HELLO = Hello(
-    5, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
+    6, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
     Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)), dtype="bfloat16",
 )  # fmt: skip
 STEP = Step(1, 12.5, 0, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0), [])
@@ -97,9 +99,9 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
             kv_block_bytes=1 << 20,
         ),
         "extreme": Hello(
-            5, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
+            6, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
             Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32, U64, UNICODE), [""], b"",
-            StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200, [UNICODE], U32,
+            StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200, [UNICODE], U32, "fifo",
         ),
         "with lower tiers and a prior": dataclasses.replace(
             HELLO,
@@ -183,6 +185,15 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
         "nothing": GroupTotals(),
         "usual": GroupTotals(12, 250.5, 7, 9, 44 << 20, 1, 1.5, 0.25, 0.125),
         "extreme": GroupTotals(U64, 1e300, U64, U64, U64, U64, 1e300, 1e-300, -0.0),
+    },
+    "other_prompts": {
+        "none any more": OtherPrompts(),
+        "two, one behind an own one": OtherPrompts(
+            [OtherPrompt(0, 8000, 3904), OtherPrompt(1, U32, 0)]
+        ),
+        "as many as there may be": OtherPrompts(
+            [*(OtherPrompt(n, n + 1, n) for n in range(15)), OtherPrompt(15, U32, U32, U32)]
+        ),
     },
     "grammar_totals": {
         "nothing": GrammarTotals(),
@@ -338,17 +349,17 @@ def invalid() -> list[dict[str, str]]:
         ("a hello of version 4", b"\xdc\x00\x10\x01\x04" + b"\xa1x" * 14, "version", ""),
         ("a hello of a later version", b"\x93\x01\xcd\xff\xff\x90", "version", ""),
         ("a hello without a version", b"\x91\x01", "malformed", "hello"),
-        ("a version in words", b"\xdc\x00\x11\x01\xa12" + b"\xa1x" * 15, "malformed", "hello.protocol"),
+        ("a version in words", b"\xdc\x00\x12\x01\xa12" + b"\xa1x" * 16, "malformed", "hello.protocol"),
         (
             "a version of 17 bits",
-            b"\xdc\x00\x11\x01\xce\x00\x01\x00\x00" + b"\xa1x" * 15,
+            b"\xdc\x00\x12\x01\xce\x00\x01\x00\x00" + b"\xa1x" * 16,
             "malformed",
             "hello.protocol",
         ),
-        ("a version below zero", b"\xdc\x00\x11\x01\xff" + b"\xa1x" * 15, "malformed", "hello.protocol"),
+        ("a version below zero", b"\xdc\x00\x12\x01\xff" + b"\xa1x" * 16, "malformed", "hello.protocol"),
         (
-            "a hello without the width of its vectors",
-            swap(hello, b"\xdc\x00\x11\x01\x05", b"\xdc\x00\x10\x01\x05")[:-1],
+            "a hello without its queue's rule",
+            swap(hello, b"\xdc\x00\x12\x01\x06", b"\xdc\x00\x11\x01\x06")[:-7],
             "malformed",
             "hello",
         ),
@@ -364,8 +375,10 @@ def invalid() -> list[dict[str, str]]:
             "malformed",
             "submit.sampling.limits.lengths",
         ),
-        ("aliases by number", hello[:-2] + b"\x01\x00", "malformed", "hello.aliases"),
-        ("a width of 33 bits", hello[:-1] + hour, "malformed", "hello.pooled_width"),
+        ("aliases by number", hello[:-9] + b"\x01\x00" + hello[-7:], "malformed", "hello.aliases"),
+        ("a width of 33 bits", hello[:-8] + hour + hello[-7:], "malformed", "hello.pooled_width"),
+        ("a rule that is none", hello[:-7] + b"\xa4lifo", "malformed", "hello.queue_rule"),
+        ("a rule by number", hello[:-7] + b"\x01", "malformed", "hello.queue_rule"),
         ("dtype by number", swap(hello, b"\xa8bfloat16", b"\x10"), "malformed", "hello.dtype"),
         ("dtype of nothing", swap(hello, b"\xa8bfloat16", b"\xc0"), "malformed", "hello.dtype"),
         ("dtype of 4 GB", swap(hello, b"\xa8bfloat16", b"\xdb\xff\xff\xff\xff"), "truncated", ""),
@@ -478,6 +491,13 @@ def invalid() -> list[dict[str, str]]:
         ("KV transfer by number", submit[:-2] + b"\x05\xc0", "malformed", "submit.kv_transfer"),
         ("KV transfer without its lease", submit[:-2] + b"\x90\xc0", "malformed", "submit.kv_transfer"),
         ("drain of the version before", b"\x92\x25\x05", "malformed", "drain"),
+        (
+            "more prompts than are told",
+            b"\x92\x0f\xdc\x00\x11" + b"\x94\x00\x01\x01\x01" * 17,
+            "malformed",
+            "other_prompts.prompts",
+        ),
+        ("a prompt of three fields", b"\x92\x0f\x91\x93\x00\x01\x01", "malformed", "other_prompts.prompts[0]"),
         ("grammar totals of one less", b"\x97\x0e" + grammars[2:-1], "malformed", "grammar_totals"),
         ("masks below zero", swap(grammars, b"\x0e\xcd\x04\xb0", b"\x0e\xff"), "malformed", "grammar_totals.masks"),
         ("reasoning without an end", reasoned(b"\x90", b"\x90"), "malformed", "submit.sampling.reasoning.end"),

@@ -90,6 +90,7 @@ fn by_serde(frame: &Frame) -> Vec<u8> {
         Frame::Offer(it) => body(12, it),
         Frame::GroupTotals(it) => body(13, it),
         Frame::GrammarTotals(it) => body(14, it),
+        Frame::OtherPrompts(it) => body(15, it),
         Frame::Welcome(it) => body(32, it),
         Frame::OtherVersion(it) => body(33, it),
         Frame::Submit(it) => body(34, it),
@@ -289,6 +290,7 @@ fn hello() -> Hello {
         dtype: String::new(),
         aliases: Vec::new(),
         pooled_width: 576,
+        queue_rule: QueueRule::Halves,
     }
 }
 

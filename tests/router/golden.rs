@@ -18,7 +18,7 @@ fn bytes(hex: &Value) -> Vec<u8> {
 }
 
 /// File and variant of each frame that workers send.
-const FROM_WORKER: [(&str, &str); 14] = [
+const FROM_WORKER: [(&str, &str); 15] = [
     ("hello", "Hello"),
     ("prove", "Prove"),
     ("snapshot", "Snapshot"),
@@ -33,6 +33,7 @@ const FROM_WORKER: [(&str, &str); 14] = [
     ("offer", "Offer"),
     ("group_totals", "GroupTotals"),
     ("grammar_totals", "GrammarTotals"),
+    ("other_prompts", "OtherPrompts"),
 ];
 
 /// The same for routers.

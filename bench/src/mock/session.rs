@@ -321,6 +321,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             | Frame::Offer(_)
             | Frame::GroupTotals(_)
             | Frame::GrammarTotals(_)
+            | Frame::OtherPrompts(_)
             | Frame::Welcome(_)
             | Frame::OtherVersion(_)
             | Frame::Refuse(_)) => bail!("a router does not send {} now", other.name()),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Context as _;
 use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::frame::{
-    Fingerprints, Hello, PROTOCOL, RequestId, Role, StepCost, TransferBackend,
+    Fingerprints, Hello, PROTOCOL, QueueRule, RequestId, Role, StepCost, TransferBackend,
 };
 use headrace_router::core::secret::HashKey;
 use tokio::net::{TcpStream, UnixStream};
@@ -270,6 +270,7 @@ impl Worker {
             dtype: "mock".into(),
             aliases: Vec::new(),
             pooled_width: POOLED_WIDTH,
+            queue_rule: QueueRule::Halves, // see `engine/plan.rs`
         }
     }
 

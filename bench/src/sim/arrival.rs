@@ -13,7 +13,10 @@ use crate::trace::{Requests, Row, Scale};
 pub(super) struct Arrival {
     pub(super) due_ms: f64,
     pub(super) prompt_tokens: u32,
-    pub(super) max_tokens: u32,
+    /// Tokens of its answer.
+    pub(super) answer_tokens: u32,
+    /// Those that it asks for at most.
+    max_tokens: u32,
     /// Keys of its full blocks.
     pub(super) keys: Arc<[u64]>,
     pub(super) session: String,
@@ -40,20 +43,46 @@ pub(super) enum State {
     Failed(Failure),
 }
 
-/// All requests of a trace that runs so many times as fast as it was recorded.
-pub(super) fn arrivals(requests: &Requests, scale: Scale, speed: f64) -> Vec<Arrival> {
-    requests.rows.iter().map(|row| Arrival::new(row, scale, speed)).collect()
+/// All requests of a trace that runs so many times as fast as it was recorded. `spread`: those of one moment come evenly until
+/// the next one. They ask for `max_tokens`, or for exactly their answer.
+pub(super) fn arrivals(
+    requests: &Requests,
+    scale: Scale,
+    speed: f64,
+    spread: bool,
+    max_tokens: Option<u32>,
+) -> Vec<Arrival> {
+    let mut arrivals: Vec<Arrival> =
+        requests.rows.iter().map(|row| Arrival::new(row, scale, speed)).collect();
+    for arrival in &mut arrivals {
+        arrival.max_tokens = arrival.answer_tokens.max(max_tokens.unwrap_or(0));
+    }
+    if spread {
+        let mut rest = &mut arrivals[..];
+        while let Some(first_ms) = rest.first().map(|arrival| arrival.due_ms) {
+            let n = rest.partition_point(|arrival| arrival.due_ms <= first_ms);
+            let (moment, later) = rest.split_at_mut(n);
+            let gap_ms = later.first().map_or(0.0, |next| next.due_ms - first_ms);
+            for (place, arrival) in moment.iter_mut().enumerate() {
+                arrival.due_ms += gap_ms * place as f64 / n as f64;
+            }
+            rest = later;
+        }
+    }
+    arrivals
 }
 
 impl Arrival {
     fn new(row: &Row, scale: Scale, speed: f64) -> Self {
         let prompt_tokens = scale.input_tokens(row);
         let full = (prompt_tokens / scale.block_tokens) as usize;
+        let answer_tokens = scale.output_tokens(row).max(1);
         let key = |id: &u64| Random::new(*id).next();
         Self {
             due_ms: row.at_ms / speed,
             prompt_tokens,
-            max_tokens: scale.output_tokens(row).max(1),
+            answer_tokens,
+            max_tokens: answer_tokens,
             keys: row.blocks.iter().take(full).map(key).collect(),
             session: row.session_key(),
             state: State::Nowhere,
@@ -100,6 +129,11 @@ impl Arrival {
             keys.push(mix(last ^ mix(self.due_ms.to_bits() ^ place as u64)));
         }
         keys.into()
+    }
+
+    /// Tokens of the longest answer that it may get, from any number of workers.
+    pub(super) fn limit(&self) -> u32 {
+        self.max_tokens
     }
 
     /// A client has seen part of the answer.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::candidate::{GroupRank, WorkerId};
+use headrace_router::core::dispatch::Dispatch;
 use headrace_router::core::events::{BlockEvents, Gap, Verdict};
 use headrace_router::core::frame::{
     Blocks, Fingerprints, Hello, PROTOCOL, QueueRule, Role, Snapshot, Step,
@@ -44,11 +45,13 @@ pub(super) struct SimWorker {
     pub(super) rings_ms: f64,
 }
 
-/// The router's side of it.
+/// The routers' side of it.
 #[derive(Debug)]
 pub(super) struct Link {
+    /// The same at all routers.
     pub(super) id: WorkerId,
-    events: BlockEvents,
+    /// By router.
+    events: Vec<BlockEvents>,
 }
 
 impl SimWorker {
@@ -115,26 +118,30 @@ impl SimWorker {
     }
 
     /// Dials in: what follows on the link begins with the snapshot.
-    pub(super) fn join(&mut self, id: WorkerId, scheduler: &mut Scheduler, now_ms: f64) {
+    pub(super) fn join(&mut self, id: WorkerId, routers: &mut [Dispatch<usize>], now_ms: f64) {
         let hello = self.hello();
-        scheduler.join(
-            Joining {
-                id,
-                name: Arc::clone(&self.name),
-                role: hello.role,
-                kv_block_bytes: hello.kv_block_bytes,
-                index_room: hello.capacity.tiers(),
-                capacity: hello.capacity.clone(),
-                group: self.rank.clone(),
-                queue_rule: QueueRule::default(),
-                step_prior: hello.step_prior,
-            },
-            (),
-        );
-        self.link = Some(Link { id, events: BlockEvents::new(&hello) });
-        self.send_snapshot(scheduler, now_ms);
-        scheduler.set_open(id, true);
-        self.send_step(&self.engine.heartbeat(), Given::default(), scheduler, now_ms);
+        let events = routers.iter().map(|_| BlockEvents::new(&hello)).collect();
+        self.link = Some(Link { id, events });
+        for (number, router) in routers.iter_mut().enumerate() {
+            let scheduler = &mut router.scheduler;
+            scheduler.join(
+                Joining {
+                    id,
+                    name: Arc::clone(&self.name),
+                    role: hello.role,
+                    kv_block_bytes: hello.kv_block_bytes,
+                    index_room: hello.capacity.tiers(),
+                    capacity: hello.capacity.clone(),
+                    group: self.rank.clone(),
+                    queue_rule: hello.queue_rule,
+                    step_prior: hello.step_prior,
+                },
+                (),
+            );
+            self.send_snapshot(number, scheduler, now_ms);
+            scheduler.set_open(id, true);
+            self.send_step(&self.engine.heartbeat(), Given::default(), scheduler, now_ms);
+        }
     }
 
     fn hello(&self) -> Hello {
@@ -162,13 +169,14 @@ impl SimWorker {
             dtype: "sim".into(),
             aliases: Vec::new(),
             pooled_width: 0,
+            queue_rule: QueueRule::Halves,
         }
     }
 
-    // ---- the router's side, as `fleet::link` and `fleet::pool` do it ----
+    // ---- a router's side, as `fleet::link` and `fleet::pool` do it; routers go by their numbers ----
 
     /// A snapshot arrives.
-    pub(super) fn send_snapshot(&mut self, scheduler: &mut Scheduler, now_ms: f64) {
+    fn send_snapshot(&mut self, router: usize, scheduler: &mut Scheduler, now_ms: f64) {
         let (sequence, keys) = self.engine.snapshot();
         let snapshot = Snapshot {
             epoch: self.config.epoch,
@@ -177,51 +185,63 @@ impl SimWorker {
             last: true,
         };
         let Some(link) = &mut self.link else { return };
-        let verdict = link.events.snapshot(&snapshot, now_ms).expect("whole keys");
-        link.take_in(&verdict, scheduler, now_ms);
+        let verdict = link.events[router].snapshot(&snapshot, now_ms).expect("whole keys");
+        link.take_in(router, &verdict, scheduler, now_ms);
     }
 
     /// A block event arrives.
-    pub(super) fn send_blocks(&mut self, blocks: &Blocks, scheduler: &mut Scheduler, now_ms: f64) {
+    pub(super) fn send_blocks(
+        &mut self,
+        blocks: &Blocks,
+        router: usize,
+        scheduler: &mut Scheduler,
+        now_ms: f64,
+    ) {
         let Some(link) = &mut self.link else { return };
-        let verdict = link.events.delta(blocks, now_ms).expect("whole keys");
-        link.take_in(&verdict, scheduler, now_ms);
-        self.resync(scheduler, now_ms);
+        let verdict = link.events[router].delta(blocks, now_ms).expect("whole keys");
+        link.take_in(router, &verdict, scheduler, now_ms);
+        self.resync(router, scheduler, now_ms);
     }
 
     /// A report arrives, without what it says of requests.
     pub(super) fn send_step(
-        &mut self,
+        &self,
         step: &Step,
         given: Given,
         scheduler: &mut Scheduler,
         now_ms: f64,
-    ) {
-        let Some(link) = &self.link else { return };
+    ) -> Option<Withdrawal> {
+        let link = self.link.as_ref()?;
         let withdrawn = scheduler.step(link.id, step, given, now_ms);
         scheduler.take_doubts(); // nobody is to be told
-        self.disbelieve(withdrawn, now_ms);
+        withdrawn
     }
 
-    /// The router does not believe it any more.
-    pub(super) fn disbelieve(&mut self, withdrawn: Option<Withdrawal>, now_ms: f64) {
+    /// A router does not believe it any more.
+    pub(super) fn disbelieve(&mut self, router: usize, withdrawn: Option<Withdrawal>, now_ms: f64) {
         if let (Some(_), Some(link)) = (withdrawn, &mut self.link) {
-            link.events.lose(Gap::Audit, now_ms);
+            link.events[router].lose(Gap::Audit, now_ms);
         }
     }
 
-    /// Sends its snapshot again if the router wants it.
-    pub(super) fn resync(&mut self, scheduler: &mut Scheduler, now_ms: f64) {
-        if self.link.as_mut().is_some_and(|link| link.events.ask(now_ms).is_some()) {
-            self.send_snapshot(scheduler, now_ms);
+    /// Sends its snapshot again if a router wants it.
+    pub(super) fn resync(&mut self, router: usize, scheduler: &mut Scheduler, now_ms: f64) {
+        if self.link.as_mut().is_some_and(|link| link.events[router].ask(now_ms).is_some()) {
+            self.send_snapshot(router, scheduler, now_ms);
         }
     }
 }
 
 impl Link {
-    fn take_in(&mut self, verdict: &Verdict<'_>, scheduler: &mut Scheduler, now_ms: f64) {
+    fn take_in(
+        &mut self,
+        router: usize,
+        verdict: &Verdict<'_>,
+        scheduler: &mut Scheduler,
+        now_ms: f64,
+    ) {
         if scheduler.apply(self.id, verdict).withdrawn.is_some() {
-            self.events.lose(Gap::Audit, now_ms);
+            self.events[router].lose(Gap::Audit, now_ms);
         }
     }
 }

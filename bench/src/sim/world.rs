@@ -15,6 +15,7 @@ use headrace_router::core::scheduler::{Placement, PlacementRequest, RoutingRules
 use self::legs::SimLeg;
 use super::arrival::{Arrival, State};
 use super::events::{Event, Events};
+use super::predictions::Predictions;
 use super::worker::SimWorker;
 use crate::mock::engine::EngineConfig;
 use crate::mock::exchange::{Exchange, Terms};
@@ -38,6 +39,8 @@ pub(super) struct Fleet {
     pub(super) faults: Vec<Fault>,
     /// Workers say what their steps cost.
     pub(super) priors: bool,
+    /// Routers that share the fleet.
+    pub(super) routers: usize,
 }
 
 /// See the head of this file.
@@ -45,7 +48,8 @@ pub(super) struct World {
     now_ms: f64,
     seed: u64,
     events: Events,
-    dispatch: Dispatch<usize>,
+    /// Each with a share of the requests.
+    routers: Vec<Dispatch<usize>>,
     exchange: Exchange,
     workers: Vec<SimWorker>,
     arrivals: Vec<Arrival>,
@@ -62,9 +66,7 @@ pub(super) struct World {
     queue_timeout_ms: f64,
     kv_lease_ms: u32,
     transfer_timeout_ms: u32,
-    prediction_errors: Vec<f64>,
-    /// Of them, those of requests after which nobody was placed on their worker before their first token.
-    undisturbed_errors: Vec<f64>,
+    predictions: Predictions,
     split: Split,
     roles: Roles,
     rounds: RoundSums,
@@ -88,8 +90,12 @@ impl World {
             worker_queue_ms: config.routing.worker_queue_ms,
             seed: fleet.engine.seed,
         };
-        let scheduler = Scheduler::new(rules, fleet.engine.block_tokens)
-            .keeping_candidates(decisions.is_some());
+        let router = |number: usize| {
+            let rules = RoutingRules { seed: rules.seed ^ (number as u64) << 8, ..rules.clone() };
+            let scheduler = Scheduler::new(rules, fleet.engine.block_tokens)
+                .keeping_candidates(decisions.is_some());
+            Dispatch::new(scheduler, config.routing.queue.clone())
+        };
         let workers = 0..fleet.roles.all();
         let whole_ms = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
         let log = |path: &Path| {
@@ -100,7 +106,7 @@ impl World {
             now_ms: 0.0,
             seed: fleet.engine.seed,
             events: Events::default(),
-            dispatch: Dispatch::new(scheduler, config.routing.queue.clone()),
+            routers: (0..fleet.routers).map(router).collect(),
             exchange: Exchange::new(fleet.terms, fleet.roles.all(), 0),
             workers: workers.map(|n| SimWorker::new(n, fleet)).collect(),
             open: arrivals.len(),
@@ -115,8 +121,7 @@ impl World {
             queue_timeout_ms: ms(config.deadlines.queue),
             kv_lease_ms: whole_ms(config.fleet.kv_lease),
             transfer_timeout_ms: whole_ms(config.fleet.transfer_timeout),
-            prediction_errors: Vec::new(),
-            undisturbed_errors: Vec::new(),
+            predictions: Predictions::default(),
             split: Split::default(),
             roles: fleet.roles,
             rounds: RoundSums::default(),
@@ -165,14 +170,14 @@ impl World {
         self.arrivals.iter().map(Arrival::sample).collect()
     }
 
-    /// Of each first token, how far its prediction was off, over what it took.
-    pub(super) fn prediction_errors(&self) -> &[f64] {
-        &self.prediction_errors
+    /// How far predictions were off.
+    pub(super) fn predictions(&self) -> &Predictions {
+        &self.predictions
     }
 
-    /// The same of requests after which nobody was placed on their worker before their first token.
-    pub(super) fn undisturbed_errors(&self) -> &[f64] {
-        &self.undisturbed_errors
+    /// Times that an engine took blocks from one answer for another.
+    pub(super) fn preemptions(&self) -> u64 {
+        self.workers.iter().map(|worker| worker.engine.preemptions()).sum()
     }
 
     /// What became of requests on two workers.
@@ -183,6 +188,11 @@ impl World {
     /// What groups did.
     pub(super) fn rounds(&self) -> RoundSums {
         self.rounds
+    }
+
+    /// The router that has a request, which is by lot.
+    fn router_of(&self, request: usize) -> usize {
+        Random::new(self.seed ^ !(request as u64)).below(self.routers.len())
     }
 
     // ---- requests ----
@@ -198,7 +208,7 @@ impl World {
             prefill_request: RequestId(2 * ticket + 1),
             name: request.to_string(),
             prompt_tokens: arrival.prompt_tokens + generated,
-            max_tokens: arrival.max_tokens - generated,
+            max_tokens: arrival.limit() - generated,
             keys: arrival.keys_now(self.block_tokens),
             reuses: true,
             session: Some(arrival.session.clone()),
@@ -211,7 +221,8 @@ impl World {
             explains: false,
         };
         let may_open = self.may_open();
-        match self.dispatch.submit(wanted, request, may_open, self.now_ms) {
+        let router = self.router_of(request);
+        match self.routers[router].submit(wanted, request, may_open, self.now_ms) {
             Submitted::Placed(placement, request) => self.deliver(request, &placement),
             Submitted::Refused(refusal, request) => self.refuse(request, &refusal),
             Submitted::Waits => {
@@ -250,7 +261,8 @@ impl World {
 
     fn give_up(&mut self, request: usize, ticket: u64) {
         if matches!(self.arrivals[request].state, State::Waits(number) if number == ticket) {
-            self.dispatch.leave(RequestId(2 * ticket));
+            let router = self.router_of(request);
+            self.routers[router].leave(RequestId(2 * ticket));
             self.end(request, |arrival| arrival.fail("429", "all workers are full"));
         }
     }
@@ -262,11 +274,15 @@ impl World {
 
     /// Gives those who wait what room there is.
     fn dispatch_waiting(&mut self) {
+        (0..self.routers.len()).for_each(|router| self.dispatch_waiting_at(router));
+    }
+
+    fn dispatch_waiting_at(&mut self, router: usize) {
         // a request that fails on arrival may make room at once
-        while !self.dispatch.nobody_waits() {
+        while !self.routers[router].nobody_waits() {
             let mut delivered = Vec::new();
             let may_open = self.may_open();
-            self.dispatch.dispatch_waiting(may_open, self.now_ms, |request, placed, _| {
+            self.routers[router].dispatch_waiting(may_open, self.now_ms, |request, placed, _| {
                 delivered.push((request, placed));
                 true
             });

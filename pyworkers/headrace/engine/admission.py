@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from headrace.engine.cache.block_pool import BlockPool
@@ -14,7 +16,9 @@ from headrace.engine.cache.publishing import Publishing
 from headrace.engine.sequence import Sequence
 from headrace.engine.speculative.lookahead import Lookahead
 from headrace.engine.stages import Stages
+from headrace.wire.frames import QueueRule
 
+QUEUE_RULE: Final[QueueRule] = "halves"  # `chunk_of` and `Scheduler.plan`, as routers replay them
 ANSWER_WEIGHT = 1 / 16  # of the newest answer in the mean length; a guess
 LOOK_PAST = 64  # waiting sequences passed over in one step because their prefix is being computed
 PROMPT_LOGPROBS_CHUNK = 128  # rows of a step whose logits are kept for one prompt; bounds memory
@@ -138,6 +142,11 @@ class Admission:
         while ready and free_rows and budget > 0 and self._place_ready(placed):
             budget -= 1
         return budget
+
+    def lacks(self, sequence: Sequence) -> int:
+        """Tokens that one that waits would have to compute if it began now."""
+        depth = self._depth(sequence, self._creditable(sequence))
+        return sequence.total - depth * self._block_tokens
 
     def _place_ready(self, placed: list[Sequence]) -> bool:
         """Let the first ready sequence run. False when it has to wait for a block."""

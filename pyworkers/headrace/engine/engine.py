@@ -178,6 +178,20 @@ class Engine:
         """Tokens to compute before all requests decode."""
         return self.stages.waiting_tokens
 
+    def prompts(self) -> list[tuple[int, int, int]]:
+        """Prompts without a first token, in order: the link of each, its tokens, and those still to be computed."""
+        running = [
+            (sequence.key.link, sequence.total, sequence.total - sequence.computed)
+            for sequence in self.stages.running
+            if sequence.total == sequence.prompt_len
+        ]
+        waiting = [
+            (sequence.key.link, sequence.total, self.admission.lacks(sequence))
+            for sequence in self.stages.waiting
+            if sequence.kv_import is None
+        ]
+        return running + waiting
+
     @property
     def next_deadline_s(self) -> float:
         """When `step` or `expire` has to be called even if the engine is idle; infinite where nothing is due."""

@@ -15,6 +15,7 @@ from headrace.wire.frames import (
     MAX_GRAMMAR_BYTES,
     MAX_MARKER_TOKENS,
     MAX_TICKET_BYTES,
+    MOST_OTHER_PROMPTS,
     NAME_BYTES,
     PROTOCOL,
     Blocks,
@@ -34,6 +35,7 @@ from headrace.wire.frames import (
     KvReady,
     ModelPart,
     Offer,
+    OtherPrompts,
     OtherVersion,
     Ping,
     Prove,
@@ -127,6 +129,12 @@ def _limits_rule(limits: TokenLimits) -> None:
         raise MalformedFrame(".lengths", expected, str(sum(limits.lengths)))
 
 
+def _others_rule(frame: OtherPrompts) -> None:
+    if len(frame.prompts) > MOST_OTHER_PROMPTS:
+        expected = f"at most {MOST_OTHER_PROMPTS} items"
+        raise MalformedFrame(".prompts", expected, str(len(frame.prompts)))
+
+
 def _tree(frame: Offer | Fetch) -> int:
     """Number of blocks, each of whose parents stands before it."""
     blocks = _units("names", frame.names, NAME_BYTES)
@@ -159,6 +167,7 @@ _RULES: Final[dict[type, Callable[[Any], None]]] = {
     Grammar: _grammar_rule,
     Reasoning: _reasoning_rule,
     TokenLimits: _limits_rule,
+    OtherPrompts: _others_rule,
 }
 
 
@@ -177,6 +186,7 @@ _NUMBERS: Final[dict[int, tuple[str, type]]] = {
     12: ("offer", Offer),
     13: ("group_totals", GroupTotals),
     14: ("grammar_totals", GrammarTotals),
+    15: ("other_prompts", OtherPrompts),
     32: ("welcome", Welcome),
     33: ("other_version", OtherVersion),
     34: ("submit", Submit),

@@ -13,17 +13,19 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from headrace.wire.schema import I8, I32, U8, U16, U32, U64
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
 MAX_GRAMMAR_BYTES: Final = 64 << 10  # of a source, in UTF-8
 MAX_MARKER_TOKENS: Final = 32  # of what begins or ends reasoning
+MOST_OTHER_PROMPTS: Final = 16
 NAME_BYTES: Final = 16  # of a block's full name; its key is the first half
 
 
 # Closed sets of words: one that is not here is no frame.
 
 Role: TypeAlias = Literal["prefill", "decode", "both"]
+QueueRule: TypeAlias = Literal["fifo", "halves"]  # how a step is shared among prompts
 Finish: TypeAlias = Literal["stop", "length", "cancelled"]
 
 
@@ -157,6 +159,7 @@ class Hello:
     dtype: str = ""  # of the weights: shown, never compared
     aliases: list[str] = field(default_factory=list[str])  # other names of the model
     pooled_width: U32 = 0  # floats of a pooled prompt; 0 where it pools none
+    queue_rule: QueueRule = "halves"
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +359,23 @@ class GrammarTotals:
     compiled: U64 = 0
     compile_us: U64 = 0
     known: U64 = 0  # requests whose grammar was compiled before
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPrompt:
+    """A prompt of another router, or several in the last entry of a list."""
+
+    behind: U32  # prompts of the reader's own before it
+    tokens: U32
+    left: U32  # to be computed after the last step that ended
+    prompts: U32 = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPrompts:
+    """Prompts of other routers without a first token, in the worker's order, sent where that has changed."""
+
+    prompts: list[OtherPrompt] = field(default_factory=list[OtherPrompt])
 
 
 # --- router -> worker ---
@@ -586,6 +606,7 @@ FromWorker: TypeAlias = (
     | Offer
     | GroupTotals
     | GrammarTotals
+    | OtherPrompts
 )
 FromRouter: TypeAlias = (
     Welcome

@@ -22,6 +22,7 @@ from headrace.wire.frames import (
     KvReady,
     Load,
     Offer,
+    OtherPrompts,
     Step,
     Transferred,
 )
@@ -56,6 +57,7 @@ class Outbox:
         self._offer: Offer | None = None
         self._totals = self._told = GroupTotals()
         self._grammars = self._told_grammars = GrammarTotals()
+        self._others = self._told_others = OtherPrompts()
 
     def stepped(self, result: StepResult) -> None:
         """`result` is the last step now, if it computed anything; its answers for this link go to `answer`."""
@@ -74,6 +76,10 @@ class Outbox:
     def spent(self, totals: GrammarTotals) -> None:
         """What this worker spent on grammars so far."""
         self._grammars = totals
+
+    def others(self, prompts: OtherPrompts) -> None:
+        """What this worker has of other routers now."""
+        self._others = prompts
 
     def answer(self, answers: Answers) -> None:
         if answers.said:
@@ -120,11 +126,14 @@ class Outbox:
         return len(self._failed) + len(self._freed) >= MOST_ENDS
 
     def take(self) -> list[FromWorker]:
-        """All frames that are due: cache events, tickets, one Step (a heartbeat, when nothing else), what the rank did
-        for its group, ends of pulls and of requests.
+        """All frames that are due: cache events, tickets, prompts of others, one Step (a heartbeat, when nothing else),
+        what the rank did for its group, ends of pulls and of requests.
         """
         frames: list[FromWorker] = [] if self.log is None else [*self.log.take()]
         frames += self._ready.values()
+        if self._others != self._told_others:
+            frames.append(self._others)
+            self._told_others = self._others
         outputs = joined(self._outputs) if self._outputs else Outputs.of([])
         frames += [self._step(part) for part in outputs.parts(FRAME_VALUES)]
         new, told = self._grammars, self._told_grammars

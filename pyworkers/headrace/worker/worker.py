@@ -35,6 +35,7 @@ from headrace.wire.frames import (
 from headrace.wire.links import Links
 from headrace.worker.grammar_compiler import GrammarCompiler
 from headrace.worker.membership import Membership
+from headrace.worker.other_prompts import of_others
 from headrace.worker.sessions import EngineInput, Joined, Left, Peer, Sessions
 from headrace.worker.step_executor import StepExecutor
 
@@ -339,6 +340,10 @@ class Worker:
         self._view.apply(self.engine.pool.take_events(), [box.log for box in outboxes if box.log])
         load, waiting_tokens = self.engine.load, self.engine.waiting_tokens
         totals, grammars = self._membership.totals, self.engine.grammar_totals
+        if len(self._peers) > 1:
+            prompts = self.engine.prompts()
+            for number, peer in self._peers.items():
+                peer.outbox.others(of_others(prompts, number))
         for outbox in outboxes:
             outbox.loaded(load, waiting_tokens)
             outbox.spent(grammars)

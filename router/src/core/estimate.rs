@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use self::lockstep::{GroupSteps, raised};
 use self::queue::behind;
 pub use self::queue::{Awaited, PromptQueue, QueuedPrompt};
-pub(super) use self::queue::{MOST_QUEUED, share_out};
+pub(super) use self::queue::{MOST_QUEUED, delays_ms, share_out};
 use crate::core::frame::StepCost;
 use crate::core::transfer::TransferCost;
 

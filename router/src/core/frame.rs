@@ -8,6 +8,7 @@ mod grammar;
 mod group_totals;
 mod handshake;
 mod migration;
+mod other_prompts;
 mod refusal;
 mod words;
 
@@ -25,12 +26,13 @@ pub use self::migration::{
     Continue, Fetch, KvFrom, KvReady, KvTransfer, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket,
     TransferBackend, TransferFailure, Transferred,
 };
+pub use self::other_prompts::{MOST_OTHER_PROMPTS, OtherPrompt, OtherPrompts};
 pub use self::refusal::{OtherVersion, Refuse, RefuseReason};
 pub use self::words::Word;
 use self::words::words;
 
 /// Version of this protocol. A peer that speaks another one is refused with both numbers ([`OtherVersion`]).
-pub const PROTOCOL: u16 = 5;
+pub const PROTOCOL: u16 = 6;
 
 /// Longest frame body in bytes. A longer one closes the link.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -71,6 +73,8 @@ pub enum Frame {
     GroupTotals(GroupTotals),
     /// 14, worker -> router: what was spent on the grammars of answers.
     GrammarTotals(GrammarTotals),
+    /// 15, worker -> router: the prompts that it has of other routers, sent before a `Step` where that has changed.
+    OtherPrompts(OtherPrompts),
     /// 32, router -> worker: the Hello was accepted.
     Welcome(Welcome),
     /// 33, router -> worker: the Hello is of another version of the protocol; the link closes.

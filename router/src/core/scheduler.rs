@@ -16,6 +16,7 @@ mod legs;
 mod lengths;
 mod measured;
 mod placement;
+mod predictions;
 mod pressure;
 mod view;
 mod worker;
@@ -26,7 +27,9 @@ use std::sync::Arc;
 use crate::core::candidate::{GroupRank, WorkerId};
 use crate::core::cost::{StepFeatures, StepFit};
 use crate::core::decision::{Chooser, Weighed};
-use crate::core::frame::{Capacity, QueueRule, RequestId, Role, Step, StepCost};
+use crate::core::frame::{
+    Capacity, MOST_OTHER_PROMPTS, OtherPrompts, QueueRule, RequestId, Role, Step, StepCost,
+};
 use crate::core::policy::PolicyName;
 
 pub use self::apply::{Applied, Applying};
@@ -277,6 +280,12 @@ impl<W> Scheduler<W> {
             self.forget_blocks(i);
         }
         silent
+    }
+
+    /// A worker has these prompts of other routers.
+    pub fn other_prompts(&mut self, id: WorkerId, told: &OtherPrompts) {
+        let Some(worker) = self.worker(id) else { return };
+        worker.tell_others(&told.prompts[..told.prompts.len().min(MOST_OTHER_PROMPTS)]);
     }
 
     /// In an expert-parallel group the slowest rank makes the step as long as it is; what the others report says nothing

@@ -16,9 +16,9 @@ use self::msgpack::{BodyReader, Fault, FaultKind, Item, Read, Wire, put_array_le
 use crate::core::frame::{
     Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Frame,
     Freed, Grammar, GrammarTotals, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load,
-    MAX_FRAME_BYTES, ModelPart, Offer, OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked,
-    Reasoning, Refuse, Resume, Resync, Sampling, Snapshot, Step, StepCost, StoredRun, Submit,
-    Ticket, TokenLimits, TokenLogprob, Transferred, Welcome,
+    MAX_FRAME_BYTES, MOST_OTHER_PROMPTS, ModelPart, Offer, OtherPrompt, OtherPrompts, OtherVersion,
+    Output, PROTOCOL, Ping, Prove, Ranked, Reasoning, Refuse, Resume, Resync, Sampling, Snapshot,
+    Step, StepCost, StoredRun, Submit, Ticket, TokenLimits, TokenLogprob, Transferred, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -183,6 +183,7 @@ frames! {
     12 "offer" Offer,
     13 "group_totals" GroupTotals,
     14 "grammar_totals" GrammarTotals,
+    15 "other_prompts" OtherPrompts,
     32 "welcome" Welcome,
     33 "other_version" OtherVersion,
     34 "submit" Submit,
@@ -257,7 +258,7 @@ macro_rules! structs {
 structs! {
     Hello {
         protocol, worker, epoch, role, model, fingerprints, capacity, context_tokens, group, transfer, nonce,
-        step_prior, kv_block_bytes, dtype, aliases, pooled_width,
+        step_prior, kv_block_bytes, dtype, aliases, pooled_width, queue_rule,
     }
     Fingerprints { weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens }
     Capacity { blocks, sequences, batched_tokens, waiting, host_blocks, disk_blocks }
@@ -283,6 +284,8 @@ structs! {
     Transferred { request, worker, backend, blocks, bytes, ms, error }
     Offer { ticket, names, parents, hits, lease_ms } => rules::offer
     GrammarTotals { masks, mask_us, late, wait_us, compiled, compile_us, known }
+    OtherPrompts { prompts }
+    OtherPrompt[MOST_OTHER_PROMPTS] { behind, tokens, left, prompts }
     GroupTotals { held_rounds, held_ms, waves, slots, bytes, refused, gain_s, cost_s, spent_s }
     Welcome { protocol, router, heartbeat_ms, challenge, proof, hash_key }
     OtherVersion { field, expected, got, message }

@@ -335,6 +335,7 @@ impl Link {
             Frame::Transferred(pull) => self.registry.transferred(self.id, &pull),
             Frame::GroupTotals(totals) => self.registry.group_totals(self.id, &totals),
             Frame::GrammarTotals(totals) => self.registry.grammar_totals(self.id, &totals),
+            Frame::OtherPrompts(told) => self.registry.other_prompts(self.id, &told),
             Frame::Freed(freed) => self.freed(freed.request),
             Frame::Offer(offer) => {
                 if !self.registry.drains.offered(self.id, offer) {

@@ -28,7 +28,7 @@ use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::{GroupRank, WorkerId};
 use crate::core::dispatch::Dispatch;
 use crate::core::events::BlockEvents;
-use crate::core::frame::{Fingerprints, GrammarTotals, Hello, QueueRule, Role, Step, Transferred};
+use crate::core::frame::{Fingerprints, GrammarTotals, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
     Applied, Applying, Doubt, Given, Joining, Placement, RoutingRules, Scheduler, Withdrawal,
     WorkerView,
@@ -115,7 +115,7 @@ impl WorkerPool {
                 .group
                 .as_ref()
                 .map(|group| GroupRank { group: group.id.as_str().into(), rank: group.rank }),
-            queue_rule: QueueRule::default(),
+            queue_rule: hello.queue_rule,
             step_prior: hello.step_prior,
         };
         let group = worker.hello.group.clone();

@@ -37,6 +37,11 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
         }),
         group_totals().prop_map(Frame::GroupTotals),
         grammar_totals().prop_map(Frame::GrammarTotals),
+        vec((int32(), int32(), int32(), int32()), 0..17).prop_map(|prompts| {
+            let prompt =
+                |(behind, tokens, left, prompts)| OtherPrompt { behind, tokens, left, prompts };
+            Frame::OtherPrompts(OtherPrompts { prompts: prompts.into_iter().map(prompt).collect() })
+        }),
     ];
     let router_side = prop_oneof![
         (any::<u16>(), text(), int32(), bytes(), bytes(), bytes()).prop_map(
@@ -162,7 +167,7 @@ fn hello() -> BoxedStrategy<Hello> {
         int32(),
         option::of(group),
         vec(text(), 0..3),
-        (bytes(), option::of(step_cost()), int64(), text(), vec(text(), 0..3), int32()),
+        (bytes(), option::of(step_cost()), int64(), text(), vec(text(), 0..3), int32(), word()),
     )
         .prop_map(
             |(
@@ -176,7 +181,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 context_tokens,
                 group,
                 transfer,
-                (nonce, step_prior, kv_block_bytes, dtype, aliases, pooled_width),
+                (nonce, step_prior, kv_block_bytes, dtype, aliases, pooled_width, queue_rule),
             )| Hello {
                 protocol,
                 worker,
@@ -194,6 +199,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 dtype,
                 aliases,
                 pooled_width,
+                queue_rule,
             },
         )
         .boxed()

@@ -77,6 +77,7 @@ pub(crate) fn hello(worker: &str) -> Hello {
         dtype: "float32".into(),
         aliases: Vec::new(),
         pooled_width: 4,
+        queue_rule: QueueRule::Halves,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The legs of requests: what is sent to workers and what comes back, as the router's `fleet::link::legs` does it.
 
 use headrace_router::core::candidate::WorkerId;
+use headrace_router::core::dispatch::Dispatch;
 use headrace_router::core::frame::{Finish, Output as StepOutput, RequestId};
 use headrace_router::core::scheduler::{Given, LegOutput, Placement, PrefillLeg};
 
@@ -25,6 +26,12 @@ pub(super) struct SimLeg {
     disturbed: bool,
 }
 
+impl SimLeg {
+    pub(super) fn request(&self) -> usize {
+        self.request
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Whole,
@@ -44,6 +51,7 @@ impl World {
     pub(super) fn deliver(&mut self, request: usize, placement: &Placement) {
         self.log(placement);
         let (decode, place) = (placement.request, self.place_of(placement.worker));
+        let now_ms = self.now_ms;
         let arrival = &mut self.arrivals[request];
         arrival.state = State::Placed;
         let before = arrival.completion_tokens();
@@ -51,7 +59,8 @@ impl World {
             request: decode,
             keys: arrival.keys_now(self.block_tokens),
             prompt_tokens: arrival.prompt_tokens + before,
-            max_tokens: arrival.max_tokens - before,
+            max_tokens: arrival.limit() - before,
+            ends_after: Some(arrival.answer_tokens - before),
             seed: request as u64,
             resumed: before,
             kv_transfer: None,
@@ -70,7 +79,7 @@ impl World {
         let arrives = Some(self.transfer_timeout_ms);
         let of_decode = SimLeg { part: Part::Decode { prefill }, ..leg };
         if !self.send(of_decode, Leg { arrives, ..whole.clone() }) {
-            self.dispatch.end(prefill, LegOutput::default(), self.now_ms);
+            self.router_for(request).end(prefill, LegOutput::default(), now_ms);
             return;
         }
         let place = self.place_of(worker);
@@ -97,10 +106,12 @@ impl World {
             Ok(()) => {
                 self.legs.insert(name, leg);
                 self.begin_step(place);
+                self.tell_others(place, self.router_of(leg.request));
                 true
             }
             Err(failed) => {
-                self.dispatch.end(name, LegOutput::default(), self.now_ms);
+                let now_ms = self.now_ms;
+                self.router_for(leg.request).end(name, LegOutput::default(), now_ms);
                 match leg.part {
                     Part::Prefill { decode, .. } if failed.kind.is_retryable() => {
                         self.alone(decode);
@@ -123,15 +134,30 @@ impl World {
         }
     }
 
-    /// What these outputs give to requests that had begun before.
-    pub(super) fn given(&self, outputs: &[StepOutput]) -> Given {
-        let mut given = Given::default();
+    /// What these outputs give to requests that had begun before, by router.
+    pub(super) fn given(&self, outputs: &[StepOutput]) -> Vec<Given> {
+        let mut given = vec![Given::default(); self.routers.len()];
         for output in outputs.iter().filter(|output| !output.ids.is_empty()) {
-            if self.legs.get(&output.request).is_some_and(|leg| leg.generated > 0) {
-                given.add(output.ids.len());
+            if let Some(leg) = self.legs.get(&output.request)
+                && leg.generated > 0
+            {
+                given[self.router_of(leg.request)].add(output.ids.len());
             }
         }
         given
+    }
+
+    /// A worker that takes a request from one router tells all others at once.
+    fn tell_others(&mut self, place: usize, own: usize) {
+        let heartbeat = self.workers[place].engine.heartbeat();
+        for router in (0..self.routers.len()).filter(|router| *router != own) {
+            self.report(place, router, &heartbeat, Given::default());
+        }
+    }
+
+    fn router_for(&mut self, request: usize) -> &mut Dispatch<usize> {
+        let router = self.router_of(request);
+        &mut self.routers[router]
     }
 
     /// Tokens come from a worker.
@@ -141,20 +167,16 @@ impl World {
         let tokens = u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
         leg.generated += tokens;
         let leg = *leg;
-        let worker = &mut self.workers[place];
-        self.arrivals[leg.request].tokens(tokens, output.cached_tokens, &worker.name, now_ms);
+        let router = self.router_of(leg.request);
+        let worker = &self.workers[place].name;
+        self.arrivals[leg.request].tokens(tokens, output.cached_tokens, worker, now_ms);
         if let Some(cached) = output.cached_tokens
-            && let Some(begun) = self.dispatch.scheduler.begun(name, cached, now_ms)
+            && let Some(begun) = self.routers[router].scheduler.begun(name, cached, now_ms)
         {
             if !matches!(leg.part, Part::Decode { .. }) {
-                let off_ms = (begun.predicted_ttft_ms - begun.ttft_ms).abs();
-                let error = off_ms / begun.ttft_ms.max(1e-3);
-                self.prediction_errors.push(error);
-                if !leg.disturbed {
-                    self.undisturbed_errors.push(error);
-                }
+                self.predictions.note(&begun, leg.disturbed);
             }
-            worker.disbelieve(begun.withdrawn, now_ms);
+            self.workers[place].disbelieve(router, begun.withdrawn, now_ms);
         }
         let complete = matches!(output.finish, Some(Finish::Stop | Finish::Length));
         if output.finish.is_some() {
@@ -242,7 +264,9 @@ impl World {
     fn transferred(&mut self, place: usize, pulled: &Pulled) {
         let Some(link) = &self.workers[place].link else { return };
         let from = pulled.from.map(|from| &*self.workers[from].name).unwrap_or_default();
-        let scheduler = &mut self.dispatch.scheduler;
+        let Some(leg) = self.legs.get(&pulled.request) else { return };
+        let router = self.router_of(leg.request);
+        let scheduler = &mut self.routers[router].scheduler;
         match pulled.error {
             None => {
                 self.split.pulls += 1;
@@ -270,7 +294,10 @@ impl World {
     /// A decode leg has lost its prefill worker before the first token.
     fn alone(&mut self, decode: RequestId) {
         self.split.alone += 1;
-        self.dispatch.scheduler.alone(decode, self.now_ms);
+        let now_ms = self.now_ms;
+        if let Some(request) = self.legs.get(&decode).map(|leg| leg.request) {
+            self.router_for(request).scheduler.alone(decode, now_ms);
+        }
         self.go_on(decode, 0);
     }
 
@@ -287,7 +314,8 @@ impl World {
     fn leg_ends(&mut self, name: RequestId, complete: bool) {
         if let Some(leg) = self.legs.remove(&name) {
             let output = LegOutput { tokens: leg.before + leg.generated, complete };
-            self.dispatch.end(name, output, self.now_ms);
+            let now_ms = self.now_ms;
+            self.router_for(leg.request).end(name, output, now_ms);
         }
     }
 

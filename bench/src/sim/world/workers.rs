@@ -1,6 +1,7 @@
 //! What happens to workers: steps, faults, silence; and what the router makes of it.
 
 use headrace_router::core::candidate::WorkerId;
+use headrace_router::core::frame::{OtherPrompt, OtherPrompts, Step};
 use headrace_router::core::scheduler::Given;
 
 use super::World;
@@ -45,17 +46,47 @@ impl World {
         let Some(mut result) = worker.end_step(now_ms) else { return };
         self.kv_legs(place, |kv_legs| kv_legs.ended(&result));
         self.begin_step(place);
-        let given = self.given(&result.step.outputs);
-        let (worker, scheduler) = (&mut self.workers[place], &mut self.dispatch.scheduler);
-        if let Some(blocks) = &result.blocks {
-            worker.send_blocks(blocks, scheduler, now_ms);
+        for (router, given) in self.given(&result.step.outputs).into_iter().enumerate() {
+            if let Some(blocks) = &result.blocks {
+                let scheduler = &mut self.routers[router].scheduler;
+                self.workers[place].send_blocks(blocks, router, scheduler, now_ms);
+            }
+            self.report(place, router, &result.step, given);
         }
-        worker.send_step(&result.step, given, scheduler, now_ms);
         for output in std::mem::take(&mut result.step.outputs) {
             self.take_in(place, &output);
         }
-        self.workers[place].resync(&mut self.dispatch.scheduler, now_ms);
+        for (number, router) in self.routers.iter_mut().enumerate() {
+            self.workers[place].resync(number, &mut router.scheduler, now_ms);
+        }
         self.dispatch_waiting();
+    }
+
+    /// A frame without outputs reaches a router.
+    pub(super) fn report(&mut self, place: usize, router: usize, step: &Step, given: Given) {
+        if self.routers.len() > 1
+            && let Some(id) = self.workers[place].link.as_ref().map(|link| link.id)
+        {
+            let others = self.prompts_of_others(place, router);
+            self.routers[router].scheduler.other_prompts(id, &others);
+        }
+        let (worker, now_ms) = (&mut self.workers[place], self.now_ms);
+        let scheduler = &mut self.routers[router].scheduler;
+        let withdrawn = worker.send_step(step, given, scheduler, now_ms);
+        worker.disbelieve(router, withdrawn, now_ms);
+    }
+
+    fn prompts_of_others(&self, place: usize, router: usize) -> OtherPrompts {
+        let (mut behind, mut others) = (0, OtherPrompts::default());
+        for (request, tokens, left) in self.workers[place].engine.prompts() {
+            match self.legs.get(&request) {
+                Some(leg) if self.router_of(leg.request()) != router => {
+                    others.add(OtherPrompt { behind, tokens, left, prompts: 1 });
+                }
+                _ => behind += 1,
+            }
+        }
+        others
     }
 
     /// A fault begins or ends, or the simulation does.
@@ -114,12 +145,14 @@ impl World {
     /// A worker that can work does: it joins, or is open again.
     fn wake(&mut self, place: usize) {
         let now_ms = self.now_ms;
-        let (worker, scheduler) = (&mut self.workers[place], &mut self.dispatch.scheduler);
+        let worker = &mut self.workers[place];
         if let Some(link) = &worker.link {
-            scheduler.set_open(link.id, true);
+            for router in &mut self.routers {
+                router.scheduler.set_open(link.id, true);
+            }
         } else {
             self.last_worker += 1;
-            worker.join(WorkerId(self.last_worker), scheduler, now_ms);
+            worker.join(WorkerId(self.last_worker), &mut self.routers, now_ms);
         }
         self.begin_step(place);
     }
@@ -132,7 +165,9 @@ impl World {
         for rank in self.ranks(place) {
             if let Some(link) = &self.workers[rank].link {
                 let id = link.id;
-                self.dispatch.scheduler.set_open(id, false);
+                for router in &mut self.routers {
+                    router.scheduler.set_open(id, false);
+                }
                 self.give_up_legs(rank, id, "its worker is silent", true);
             }
         }
@@ -153,7 +188,9 @@ impl World {
     /// The router loses a worker and all that it was to answer.
     fn leave(&mut self, place: usize, why: &str) {
         if let Some(link) = self.workers[place].link.take() {
-            self.dispatch.worker_left(link.id, self.now_ms);
+            for router in &mut self.routers {
+                router.worker_left(link.id, self.now_ms);
+            }
             self.give_up_legs(place, link.id, why, false);
         }
         self.ring();
@@ -161,13 +198,16 @@ impl World {
 
     pub(super) fn sweep(&mut self) {
         let now_ms = self.now_ms;
-        let scheduler = &mut self.dispatch.scheduler;
-        scheduler.expire_leases(now_ms);
-        for worker in &mut self.workers {
-            if worker.step_ms.is_none() && worker.mischief.health(now_ms) == Health::Working {
-                let heartbeat = worker.engine.heartbeat();
-                worker.send_step(&heartbeat, Given::default(), scheduler, now_ms);
-                worker.resync(scheduler, now_ms);
+        for number in 0..self.routers.len() {
+            self.routers[number].scheduler.expire_leases(now_ms);
+            for place in 0..self.workers.len() {
+                let worker = &self.workers[place];
+                if worker.step_ms.is_none() && worker.mischief.health(now_ms) == Health::Working {
+                    let heartbeat = worker.engine.heartbeat();
+                    self.report(place, number, &heartbeat, Given::default());
+                    let scheduler = &mut self.routers[number].scheduler;
+                    self.workers[place].resync(number, scheduler, now_ms);
+                }
             }
         }
         self.events.at(now_ms + self.heartbeat_ms / 2.0, Event::Sweep);

@@ -122,7 +122,9 @@ pub(super) struct Behind {
     pub(super) wait_ms: f64,
     /// From then to its first token.
     pub(super) ms: f64,
-    /// By how much the first tokens of those before it come later, summed up.
+    /// By how much the first token of each of those before it comes later.
+    later_ms: [f64; MOST_QUEUED],
+    /// The same, summed up.
     pub(super) delay_ms: f64,
     /// What it makes the steps of all who step with it longer by.
     pub(super) raise_ms: f64,
@@ -288,8 +290,24 @@ pub(super) fn behind(load: &WorkerLoad, queue: &PromptQueue, demand: &Demand) ->
     with.from[n] = demand.cached_tokens;
     with.awaits[n] = queue.awaits;
     let (began_ms, raise_ms) = with.run();
-    let delays = (0..n).map(|i| with.count[i] * (with.ends_ms[i] - without.ends_ms[i]).max(0.0));
-    Behind { wait_ms: began_ms, ms: with.ends_ms[n] - began_ms, delay_ms: delays.sum(), raise_ms }
+    let mut later_ms = [0.0; MOST_QUEUED];
+    for (later_ms, (then, before)) in
+        later_ms.iter_mut().zip(with.ends_ms.iter().zip(&without.ends_ms)).take(n)
+    {
+        *later_ms = (then - before).max(0.0);
+    }
+    let delays = later_ms.iter().zip(&with.count).map(|(ms, count)| ms * count);
+    let delay_ms = delays.sum();
+    Behind { wait_ms: began_ms, ms: with.ends_ms[n] - began_ms, later_ms, delay_ms, raise_ms }
+}
+
+/// By how much the first token of each of the prompts of `queue` comes later with that of `demand` behind them.
+pub(in crate::core) fn delays_ms(
+    load: &WorkerLoad,
+    queue: &PromptQueue,
+    demand: &Demand,
+) -> [f64; MOST_QUEUED] {
+    if queue.prompts.is_empty() { [0.0; MOST_QUEUED] } else { behind(load, queue, demand).later_ms }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::frame::{Capacity, Fingerprints, PROTOCOL, Role};
+use crate::core::frame::{Capacity, Fingerprints, PROTOCOL, QueueRule, Role};
 
 const EPOCH: u64 = 7;
 
@@ -41,6 +41,7 @@ fn events() -> BlockEvents {
         dtype: String::new(),
         aliases: Vec::new(),
         pooled_width: 0,
+        queue_rule: QueueRule::Halves,
     };
     BlockEvents::new(&hello)
 }

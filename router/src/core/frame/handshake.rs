@@ -143,6 +143,8 @@ pub struct Hello {
     pub aliases: Vec<String>,
     /// Values of a pooled prompt: the width of the model's hidden states; 0 where the worker pools none.
     pub pooled_width: u32,
+    /// How it shares its steps among prompts.
+    pub queue_rule: QueueRule,
 }
 
 /// Proof that the worker knows the deployment secret.

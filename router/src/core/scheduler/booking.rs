@@ -9,7 +9,7 @@ use super::worker::Worker;
 use super::{
     Begun, Ended, LegOutput, NotPlaced, Placement, PlacementRequest, PrefillLeg, Scheduler,
 };
-use crate::core::candidate::{Candidate, Exclusion, WorkerId};
+use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId};
 use crate::core::decision::{Decision, decide};
 use crate::core::estimate::Estimate;
 use crate::core::frame::{RequestId, Role};
@@ -74,12 +74,12 @@ impl<W> Scheduler<W> {
         if pair.is_some() {
             answer.first_ms += transfer_ms + answer.tpot_ms;
         }
-        let mut expected_block_seconds = self.book(wanted, &answer, output, now_ms);
+        let mut expected_block_seconds = self.book(wanted, &answer, &decision.ask, now_ms);
         let prefill = pair.map(|on| {
             let (request, ms) = (wanted.prefill_request, ttft_ms + transfer_ms);
             let (part, first_ms) = (LegPart::Prefill, ttft_ms);
             let half = Half { request, part, on, first_ms, tokens, ms, tpot_ms: 0.0 };
-            expected_block_seconds += self.book(wanted, &half, output, now_ms);
+            expected_block_seconds += self.book(wanted, &half, &decision.ask, now_ms);
             PrefillLeg { request, worker: on.id }
         });
         let (request, worker) = (wanted.request, chosen.id);
@@ -97,14 +97,11 @@ impl<W> Scheduler<W> {
     }
 
     /// Block-seconds that it is likely to take.
-    fn book(
-        &mut self,
-        wanted: &PlacementRequest,
-        half: &Half<'_>,
-        output_tokens: f64,
-        now_ms: f64,
-    ) -> f64 {
+    fn book(&mut self, wanted: &PlacementRequest, half: &Half<'_>, ask: &Ask, now_ms: f64) -> f64 {
         let i = self.find(half.on.id).expect("it was a candidate");
+        if half.part != LegPart::Decode {
+            self.delays(i, half.on, ask, now_ms);
+        }
         let worker = &mut self.workers[i];
         // also what another leg has booked: that one may be given up first
         let news = half.on.held_tokens + self.block_tokens < wanted.prompt_tokens;
@@ -125,7 +122,7 @@ impl<W> Scheduler<W> {
         leg.reports = worker.reports;
         leg.expected_block_seconds =
             half.tokens / f64::from(self.block_tokens) * half.ms.max(0.0) / 1e3;
-        worker.book(half.request, &leg, output_tokens, now_ms);
+        worker.book(half.request, &leg, ask.output_tokens, now_ms);
         let expected_block_seconds = leg.expected_block_seconds;
         let lease_ms = leg.lease_ms;
         self.legs.insert(half.request, leg);
@@ -188,6 +185,8 @@ impl<W> Scheduler<W> {
             held_tokens,
             cached_tokens,
             predicted_ttft_ms: leg.predicted_ttft_ms,
+            settled_ttft_ms: leg.predicted_ttft_ms + leg.settled_ms,
+            last_ttft_ms: leg.predicted_ttft_ms + leg.delayed_ms,
             ttft_ms: now_ms - leg.placed_ms,
             withdrawn,
         };

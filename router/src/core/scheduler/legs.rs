@@ -56,6 +56,9 @@ pub(super) struct BookedLeg {
     pub(super) placed_ms: f64,
     pub(super) lease_ms: f64,
     pub(super) predicted_ttft_ms: f64,
+    /// By how much later it is predicted since others were placed behind it; and those that came in the same moment.
+    pub(super) delayed_ms: f64,
+    pub(super) settled_ms: f64,
     pub(super) expected_block_seconds: f64,
     /// Reports of the worker before it was booked.
     pub(super) reports: u64,
@@ -91,6 +94,8 @@ impl BookedLeg {
             placed_ms: now_ms,
             lease_ms: now_ms + LEASE_MS.max(LEASE_TTFTS * predicted_ttft_ms),
             predicted_ttft_ms,
+            delayed_ms: 0.0,
+            settled_ms: 0.0,
             expected_block_seconds: 0.0,
             reports: 0,
             begun: false,
@@ -123,6 +128,10 @@ pub struct Begun {
     pub cached_tokens: u32,
     /// Placement to the first token of this leg, as predicted; in a split the second one's is that of its decode leg.
     pub predicted_ttft_ms: f64,
+    /// The same, with those that were placed behind it in the same moment.
+    pub settled_ttft_ms: f64,
+    /// The same, with all that were placed behind it.
+    pub last_ttft_ms: f64,
     /// As it was.
     pub ttft_ms: f64,
     /// Set if the worker is not believed any more: ask it for a snapshot.

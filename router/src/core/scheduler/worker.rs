@@ -1,12 +1,14 @@
 //! One worker as the scheduler knows it: its reports, what is booked on it, and how it therefore stands at a moment.
 
 pub(super) mod answers;
+mod others;
 mod prompts;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use self::answers::RunningAnswer;
+pub(super) use self::others::OtherQueue;
 use self::prompts::{Arriving, Prefill};
 use super::Joining;
 use super::claims::Claims;
@@ -54,6 +56,8 @@ pub(super) struct Worker<W> {
     step: u64,
     kv_tokens: u64,
     waiting_tokens: u64,
+    /// Prompts of other routers.
+    others: OtherQueue,
     pub(super) booked_requests: u32,
     pub(super) booked_tokens: u64,
     /// Reports that came.
@@ -117,6 +121,7 @@ impl<W> Worker<W> {
             step: 0,
             kv_tokens: 0,
             waiting_tokens: 0,
+            others: OtherQueue::default(),
             booked_requests: 0,
             booked_tokens: 0,
             reports: 0,
@@ -181,7 +186,8 @@ impl<W> Worker<W> {
                 // what it waited for other ranks is not its own doing
                 self.fit.observe(&StepFeatures::of(step), own_ms(step));
             }
-            self.computed(step.prefill_tokens);
+            let of_others = self.others.take_done();
+            self.computed(step.prefill_tokens.saturating_sub(of_others));
         } else {
             self.measure(step, given, now_ms);
         }
@@ -194,6 +200,7 @@ impl<W> Worker<W> {
             self.accepted += ACCEPTED_WEIGHT * (gained.min(came).max(1.0) - self.accepted);
         }
         self.prefills.iter_mut().for_each(|prefill| prefill.running = 0);
+        self.others.step_ends();
         self.planned = false;
         self.step_began_ms = now_ms;
         self.busy_since_ms = (self.booked_at_work() > 0).then_some(now_ms);
@@ -378,7 +385,8 @@ impl<W> Worker<W> {
         let (backlog_tokens, backlog_context) = self.backlog();
         let occupied = self.occupied();
         let elapsed_ms = if occupied > 0 { (now_ms - self.step_began_ms).max(0.0) } else { 0.0 };
-        let to_come = (self.backlog_tokens as f64 + self.arriving_new) / f64::from(block_tokens);
+        let to_come = (self.backlog_tokens as f64 + self.others.left() + self.arriving_new)
+            / f64::from(block_tokens);
         WorkerLoad {
             cost: self.fit.cost(),
             step_tokens: self.capacity.batched_tokens.into(),
@@ -406,7 +414,7 @@ impl<W> Worker<W> {
 
     /// Those that generate.
     fn rows(&self) -> f64 {
-        let no_rows = (self.prefills.len() + self.arrivals.len()) as f64;
+        let no_rows = (self.prefills.len() + self.arrivals.len()) as f64 + self.others.prompts();
         if self.decodes() { (f64::from(self.occupied()) - no_rows).max(0.0) } else { 0.0 }
     }
 
@@ -429,6 +437,9 @@ impl<W> Worker<W> {
     /// Prompt tokens ahead: of this router's legs as it keeps count of them, and of other routers' as the worker says.
     fn backlog(&self) -> (f64, f64) {
         let own = self.backlog_tokens as f64;
+        if self.others.told() {
+            return (own + self.others.left(), self.backlog_context + self.others.context());
+        }
         let (theirs, foreign) = self.foreign();
         if foreign == 0 {
             return (own, self.backlog_context);
@@ -436,8 +447,11 @@ impl<W> Worker<W> {
         (own + theirs, self.backlog_context + context(0.0, theirs) / f64::from(foreign))
     }
 
-    /// Prompt tokens of other routers' requests, and how many requests these are.
+    /// Prompt tokens of other routers' requests, and how many requests these are, where the worker does not tell.
     fn foreign(&self) -> (f64, u32) {
+        if self.others.told() {
+            return (0.0, 0);
+        }
         let reported = self.reported();
         let foreign = reported.saturating_sub(self.booked_at_work());
         if foreign == 0 {

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use rmp::{Marker, encode};
 
 use crate::core::frame::{
-    FailureKind, Finish, GrammarKind, Pooling, RefuseReason, RequestId, Role, TransferBackend,
-    TransferFailure, Word,
+    FailureKind, Finish, GrammarKind, Pooling, QueueRule, RefuseReason, RequestId, Role,
+    TransferBackend, TransferFailure, Word,
 };
 
 /// What is wrong, and where inside the frame. Made on the error path only.
@@ -306,7 +306,7 @@ macro_rules! words {
     )*};
 }
 
-words! { FailureKind Finish GrammarKind Pooling RefuseReason Role TransferBackend TransferFailure }
+words! { FailureKind Finish GrammarKind Pooling QueueRule RefuseReason Role TransferBackend TransferFailure }
 
 fn word<T: Word>(text: &str) -> Read<T> {
     T::named(text).ok_or_else(|| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Registry;
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{GrammarTotals, GroupTotals, RequestId, Step, Transferred};
+use crate::core::frame::{GrammarTotals, GroupTotals, OtherPrompts, RequestId, Step, Transferred};
 use crate::core::scheduler::{Given, LegOutput, Withdrawal};
 
 /// What the outputs of a step say of legs.
@@ -105,6 +105,11 @@ impl Registry {
     /// What a worker spent on grammars.
     pub(in crate::fleet) fn grammar_totals(self: &Arc<Self>, id: WorkerId, totals: &GrammarTotals) {
         self.change(id, |pool| pool.grammar_totals(id, totals));
+    }
+
+    /// What a worker has of other routers.
+    pub(in crate::fleet) fn other_prompts(self: &Arc<Self>, id: WorkerId, told: &OtherPrompts) {
+        self.change(id, |pool| pool.dispatch.scheduler.other_prompts(id, told));
     }
 
     /// A worker holds a request and gives no token: no new work until its next step, or until it gives a request up.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Worker;
 use crate::core::cost::context;
 use crate::core::estimate::{Awaited, MOST_QUEUED, PromptQueue, QueuedPrompt, share_out};
-use crate::core::frame::RequestId;
+use crate::core::frame::{OtherPrompt, RequestId};
 use crate::core::scheduler::legs::AwaitedLeg;
 
 /// Prompts among which a step's tokens are thought to be shared out; those behind them wait.
@@ -23,6 +23,13 @@ pub(super) struct Prefill {
     pub(super) keys: Arc<[u64]>,
     pub(super) awaits: Option<AwaitedLeg>,
     pub(super) yields: bool,
+}
+
+/// Whose prompt stands at a place of a worker's queue: by its number among those of this router, or among the others.
+#[derive(Debug, Clone, Copy)]
+enum InLine {
+    Own(usize),
+    Other(usize),
 }
 
 /// A prompt on its way to a worker.
@@ -56,16 +63,46 @@ impl<W> Worker<W> {
         }
         let budget = (f64::from(self.capacity.batched_tokens) - self.rows()).max(1.0);
         let (mut left, mut chunks) = ([0.0; MOST_PLANNED], [0.0; MOST_PLANNED]);
-        let n = self.prefills.len().min(MOST_PLANNED);
-        for (left, prefill) in left.iter_mut().zip(&self.prefills) {
-            let held = self.awaited(prefill).is_some();
-            *left = if held { 0.0 } else { f64::from(prefill.left) };
+        let line = self.line();
+        let n = line.len().min(MOST_PLANNED);
+        for (left, place) in left.iter_mut().zip(&line) {
+            *left = match *place {
+                InLine::Own(i) if self.awaited(&self.prefills[i]).is_some() => 0.0,
+                InLine::Own(i) => self.prefills[i].left.into(),
+                InLine::Other(i) => self.others.left_of(i),
+            };
         }
-        let behind = |i: usize| i + 1 < self.prefills.len();
+        let behind = |i: usize| i + 1 < line.len();
         share_out(self.rule, budget, &left[..n], &mut chunks[..n], behind);
-        for (chunk, prefill) in chunks.iter().zip(&mut self.prefills) {
-            prefill.running = (*chunk as u32).min(prefill.left);
+        for (chunk, place) in chunks.iter().zip(&line) {
+            match *place {
+                InLine::Own(i) => {
+                    let prefill = &mut self.prefills[i];
+                    prefill.running = (*chunk as u32).min(prefill.left);
+                }
+                InLine::Other(i) => {
+                    let entry = self.others.entry(i);
+                    entry.running = (*chunk as u32).min(entry.prompt.left);
+                }
+            }
         }
+    }
+
+    /// All prompts in the worker's order, as far as that is known.
+    fn line(&self) -> Vec<InLine> {
+        let n = self.prefills.len();
+        let mut line = Vec::with_capacity(n);
+        for own in 0..n {
+            line.extend(self.others.behind(own).map(InLine::Other));
+            line.push(InLine::Own(own));
+        }
+        line.extend(self.others.behind(n).chain(self.others.beyond(n)).map(InLine::Other));
+        line
+    }
+
+    /// The worker has these prompts of other routers.
+    pub(in crate::core::scheduler) fn tell_others(&mut self, prompts: &[OtherPrompt]) {
+        self.others.tell(prompts);
     }
 
     /// The prompt that this one waits for, by its place, while it has to.
@@ -99,23 +136,34 @@ impl<W> Worker<W> {
     ) {
         (queue.rule, queue.awaits, queue.room_ms) = (self.rule, None, None);
         queue.prompts.clear();
-        if self.prefills.is_empty() {
+        let line = self.line();
+        if line.is_empty() {
             return;
         }
         let place_of = |awaits: AwaitedLeg| {
-            let at = self.prefills.iter().position(|other| other.request == awaits.request)?;
+            let is_it = |place: &InLine| match *place {
+                InLine::Own(i) => self.prefills[i].request == awaits.request,
+                InLine::Other(_) => false,
+            };
+            let at = line.iter().position(is_it)?;
             let place = u32::try_from(at).ok().filter(|at| (*at as usize) < MOST_QUEUED)?;
             Some(Awaited { place, left: awaits.left })
         };
-        for prefill in &self.prefills {
-            let left = prefill.left - prefill.running;
-            queue.push(QueuedPrompt {
-                running: prefill.running,
-                left,
-                from: prefill.prompt_tokens.saturating_sub(left),
-                prompts: 1,
-                awaits: prefill.awaits.and_then(place_of),
-            });
+        for place in &line {
+            match *place {
+                InLine::Own(i) => {
+                    let prefill = &self.prefills[i];
+                    let left = prefill.left - prefill.running;
+                    queue.push(QueuedPrompt {
+                        running: prefill.running,
+                        left,
+                        from: prefill.prompt_tokens.saturating_sub(left),
+                        prompts: 1,
+                        awaits: prefill.awaits.and_then(place_of),
+                    });
+                }
+                InLine::Other(i) => queue.push(self.others.queued(i)),
+            }
         }
         let (theirs, foreign) = self.foreign();
         if theirs >= 1.0 {
@@ -123,6 +171,15 @@ impl<W> Worker<W> {
             queue.push(QueuedPrompt { running: 0, left, from: 0, prompts, awaits: None });
         }
         queue.awaits = awaits.and_then(place_of);
+    }
+
+    /// Its prompts without a first token, in the order of the queue; `None` for those of other routers.
+    pub(in crate::core::scheduler) fn queued(&self) -> Vec<Option<RequestId>> {
+        let request = |place: &InLine| match *place {
+            InLine::Own(i) => Some(self.prefills[i].request),
+            InLine::Other(_) => None,
+        };
+        self.line().iter().map(request).collect()
     }
 
     /// The prompt of this leg is computed or has come, or neither will happen.
