@@ -63,24 +63,7 @@ class WarmUp:
         return steps
 
     def _batch(self, contexts: list[int], counts: list[int]) -> Batch:
-        """Sequences that end with so many new rows; those of one row are answers."""
-        block_tokens = self.model.block_tokens
-        most = -(-max(contexts) // block_tokens)
-        starts = np.concatenate(([0], np.cumsum(counts)))
-        owner = np.arange(len(counts)).repeat(counts)
-        positions = np.arange(starts[-1]) - starts[owner] + (np.array(contexts) - counts)[owner]
-        tables = np.arange(len(counts) * most).reshape(-1, most) % self.num_blocks
-        slots = tables[owner, positions // block_tokens] * block_tokens + positions % block_tokens
-        return Batch(
-            tokens=np.zeros(len(owner), dtype=np.int32),
-            positions=positions.astype(np.int32),
-            slots=slots.astype(np.int64),
-            seq_starts=starts.astype(np.int32),
-            context_lens=np.array(contexts, dtype=np.int32),
-            block_tables=tables.astype(np.int32),
-            logit_rows=(starts[1:] - 1).astype(np.int32),
-            prompt_lens=np.where(np.array(counts) > 1, contexts, 1).astype(np.int32),
-        )
+        return made_up_batch(contexts, counts, self.model.block_tokens, self.num_blocks)
 
     def _draft(self, batch: Batch) -> None:
         """A pass over known rows, and one that goes on from it."""
@@ -126,6 +109,28 @@ class WarmUp:
         topk.highest(logits, np.full(count, min(vocab, 20)))
 
 
+def made_up_batch(
+    contexts: list[int], counts: list[int], block_tokens: int, num_blocks: int
+) -> Batch:
+    """Sequences that end with so many new rows; those of one row are answers."""
+    most = -(-max(contexts) // block_tokens)
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    owner = np.arange(len(counts)).repeat(counts)
+    positions = np.arange(starts[-1]) - starts[owner] + (np.array(contexts) - counts)[owner]
+    tables = np.arange(len(counts) * most).reshape(-1, most) % num_blocks
+    slots = tables[owner, positions // block_tokens] * block_tokens + positions % block_tokens
+    return Batch(
+        tokens=np.zeros(len(owner), dtype=np.int32),
+        positions=positions.astype(np.int32),
+        slots=slots.astype(np.int64),
+        seq_starts=starts.astype(np.int32),
+        context_lens=np.array(contexts, dtype=np.int32),
+        block_tables=tables.astype(np.int32),
+        logit_rows=(starts[1:] - 1).astype(np.int32),
+        prompt_lens=np.where(np.array(counts) > 1, contexts, 1).astype(np.int32),
+    )
+
+
 def warm_up(
     warming: WarmUp,
     *,
@@ -143,7 +148,7 @@ def warm_up(
     with torch.inference_mode():
         for done, (name, step) in enumerate(steps):
             spent_s = clock() - began_s
-            if not _all_begin(lockstep, spent_s < limit_s):
+            if not all_begin(lockstep, spent_s < limit_s):
                 log.warning(
                     "warm-up: %d of %d steps done in %.0f s, which is all that it may take: requests will wait while "
                     "kernels of %s are compiled",
@@ -165,8 +170,8 @@ def warm_up(
     return len(steps)
 
 
-def _all_begin(lockstep: Lockstep | None, begins: bool) -> bool:
-    """Whether every rank begins the next step."""
+def all_begin(lockstep: Lockstep | None, begins: bool) -> bool:
+    """Whether every rank begins the next step, which is a round of all of them then."""
     if lockstep is None:
         return begins
     return all(load.rows > 0 for load in lockstep.agree(RankLoad(rows=int(begins))))

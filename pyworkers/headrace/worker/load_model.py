@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from headrace._core import HASH_SCHEME, GrammarVocabulary
+from headrace.engine.admission import QUEUE_RULE
 from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.cache.memory import allocate_kv, kv_blocks
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.warm_up import WarmUp, warm_up
+from headrace.engine.timed_steps import time_steps
+from headrace.engine.warm_up import WarmUp, all_begin, warm_up
 from headrace.errors import ContextTooLong
 from headrace.settings.engine import engine_values
 from headrace.settings.values import split_names
@@ -22,6 +25,7 @@ from headrace.settings.worker import check_context, step_sizes
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello
 from headrace.worker.device import choose_device
 from headrace.worker.parallel.joining import join as join_group
+from headrace.worker.step_prior import device_name, known_or_timed
 
 if TYPE_CHECKING:
     from headrace.models import DType, KvDType
@@ -105,6 +109,7 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         num_blocks = joined.least("KV blocks", num_blocks)
     check_cache(settings.context_tokens, num_blocks * sizes.block_tokens)
     allocate_kv(model, num_blocks, torch.device(device))
+    lockstep = None if joined is None else joined.lockstep
     if model.ahead_on is None:
         log.info("no warm-up: on a CPU no kernel is compiled")
     else:
@@ -115,8 +120,25 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
                 rows=sizes.max_batched_tokens,
                 sequences=sizes.max_sequences,
             ),
-            lockstep=None if joined is None else joined.lockstep,
+            lockstep=lockstep,
         )
+    prints = checkpoint.fingerprints()
+    step_prior = known_or_timed(
+        {
+            "headrace": metadata.version("headrace"),
+            "weights": prints.weights,
+            "dtype": model.dtype_name,
+            "kv": model.kv_layout,
+            "device": device_name(torch.device(device)),
+            "threads": torch.get_num_threads(),
+            "ranks": 1 if environment is None else environment.size,
+            "rows": sizes.max_batched_tokens,
+        },
+        lambda: time_steps(
+            model, num_blocks=num_blocks, rows=sizes.max_batched_tokens, lockstep=lockstep
+        ),
+        all_know=lambda known: all_begin(lockstep, known),
+    )
     config = EngineConfig(num_blocks=num_blocks, **asdict(sizes), **engine_values(settings))
     # Until a router brings its key nothing is named: no request comes before its Welcome.
     document = checkpoint.doc()
@@ -124,13 +146,12 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         model,
         config,
         KeyedBlockHasher(bytes(32), sizes.block_tokens),
-        lockstep=None if joined is None else joined.lockstep,
+        lockstep=lockstep,
         vocabulary=read_vocabulary(document),
     )
     if joined is not None and engine.rounds is not None:
         engine.rounds.between = joined.rebalancer(model)
         joined.ready()
-    prints = checkpoint.fingerprints()
     served = settings.served_model_name
     name, *aliases = [checkpoint.name] if served is None else split_names(served)
     unasked = ""
@@ -171,10 +192,11 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         dtype=model.dtype_name,
         aliases=aliases,
         pooled_width=model.pooled_width,
+        step_prior=step_prior,
+        queue_rule=QUEUE_RULE,
         group=None if joined is None else joined.told,
     )
-    group = None if joined is None else joined.lockstep
-    return Loaded(engine, document, hello, group)
+    return Loaded(engine, document, hello, lockstep)
 
 
 def read_vocabulary(document: bytes) -> GrammarVocabulary | None:
