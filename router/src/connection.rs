@@ -106,7 +106,7 @@ async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
         }
         Ok(None) | Err(_) => {} // it left
     }
-    if socket.stream().plain().is_none() {
+    if socket.wire().stream.plain().is_none() {
         let _ = Plain(socket).shutdown().now_or_never(); // a client may tell this end from a cut one
     }
 }
