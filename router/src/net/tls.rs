@@ -205,3 +205,56 @@ pub(crate) fn failure(error: &io::Error) -> &'static str {
         Some(_) => "no_tls",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::config::TlsFiles;
+
+    fn data(name: &str) -> PathBuf {
+        [env!("CARGO_MANIFEST_DIR"), "../tests/data", name].iter().collect()
+    }
+
+    #[test]
+    fn what_has_not_changed_is_neither_loaded_nor_refused_again_unless_somebody_insists() {
+        let folder =
+            std::env::temp_dir().join(format!("headrace-server-tls-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (cert, key) = (folder.join("crt"), folder.join("key"));
+        let copy = |from: &str, to: &Path| std::fs::copy(data(from), to).unwrap();
+        copy("localhost.crt", &cert);
+        copy("localhost.key", &key);
+        let identity = TlsFiles { cert: cert.clone(), key: key.clone() };
+        let client_ca = Some(data("tls/ca.crt"));
+        let tls = ServerTls::load(&TlsListen { identity, client_ca }, &["h2"]).unwrap();
+        assert_eq!((tls.reload(false), tls.reload(true)), (Reloaded::Same, Reloaded::New));
+        copy("tls/renewed.crt", &cert);
+        let refused =
+            |news: Reloaded| matches!(news, Reloaded::Refused(why) if why.contains("crt for TLS"));
+        assert!(refused(tls.reload(false)), "the key is another one's");
+        assert_eq!(tls.reload(false), Reloaded::Same);
+        assert!(refused(tls.reload(true)));
+        copy("tls/renewed.key", &key);
+        assert_eq!((tls.reload(false), tls.reload(false)), (Reloaded::New, Reloaded::Same));
+        std::fs::write(&key, vec![b'x'; LONGEST_FILE as usize + 1]).unwrap();
+        assert!(matches!(tls.reload(false), Reloaded::Refused(why) if why.contains("longer than")));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(matches!(tls.reload(false), Reloaded::Refused(_)));
+        assert_eq!(tls.reload(false), Reloaded::Same);
+    }
+
+    #[test]
+    fn a_private_key_that_everybody_can_read_is_warned_about() {
+        let key = std::env::temp_dir().join(format!("headrace-tls-key-{}", std::process::id()));
+        std::fs::copy(data("localhost.key"), &key).unwrap();
+        let identity = TlsFiles { cert: data("localhost.crt"), key: key.clone() };
+        let files = TlsListen { identity, client_ca: None };
+        for (mode, warns) in [(0o600, false), (0o640, false), (0o644, true)] {
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(warning(&files).is_some(), warns, "{mode:o}");
+        }
+        std::fs::remove_file(&key).unwrap();
+    }
+}

@@ -153,3 +153,28 @@ fn operators_scrapers_and_clients_are_told_apart_and_expire() {
     assert!(!ring.may_change(), "there is no file");
     assert_eq!(format!("{:?} {:?}", ring, of("c")).matches("c)").count(), 0);
 }
+
+#[test]
+fn a_file_that_has_not_changed_is_neither_read_nor_refused_again_unless_somebody_insists() {
+    let file = std::env::temp_dir().join(format!("headrace-key-ring-{}", std::process::id()));
+    std::fs::write(&file, "k\n").unwrap();
+    let args = RouterArgs { api_key_file: Some(file.clone()), ..args(&["of-variable"]) };
+    let ring = KeyRing::new(&Config::try_from(args).unwrap().http.access);
+    let known = |key: &str| matches!(ring.now().of_sender(key.as_bytes()), Standing::Client(_));
+    assert!(ring.may_change());
+    assert_eq!((ring.reload(false), ring.reload(true)), (Reloaded::Same, Reloaded::New));
+    std::fs::write(&file, "k\nof-variable rpm=1\n").unwrap(); // which has no limits in the variable
+    assert!(
+        matches!(ring.reload(false), Reloaded::Refused(why) if why.contains("settings differ"))
+    );
+    assert_eq!(ring.reload(false), Reloaded::Same);
+    assert!(matches!(ring.reload(true), Reloaded::Refused(_)));
+    assert!(known("k") && known("of-variable"));
+    std::fs::write(&file, "other\n").unwrap();
+    assert_eq!((ring.reload(false), ring.reload(false)), (Reloaded::New, Reloaded::Same));
+    assert!(known("other") && known("of-variable") && !known("k"));
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    assert!(!ring.may_change(), "what is no plain file is read once");
+    std::fs::remove_dir(&file).unwrap();
+}
