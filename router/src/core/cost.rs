@@ -85,7 +85,7 @@ const NOISE: f64 = 0.1;
 /// Weight that a step keeps when another one has come: half of it is gone after some 70 steps, so that a worker that
 /// becomes slower is known as such within seconds.
 const MEMORY: f64 = 0.99;
-/// The same of steps with prompts, which are fewer: half of one is gone after some 23 others. A guess.
+/// The same of steps with prompts, which are fewer, and of a prior: half of one is gone after some 23 others. A guess.
 const PROMPT_MEMORY: f64 = 0.97;
 /// A step this many times as long as predicted counts as this many times, so that one stalled step teaches little.
 const OUTLIER: f64 = 4.0;
@@ -228,7 +228,7 @@ impl StepFit {
             of_rows.add(&u, miss, MEMORY);
         }
         self.steps += 1;
-        self.weight = (self.weight * MEMORY).max(self.least_weight);
+        self.weight = (self.weight * PROMPT_MEMORY).max(self.least_weight);
         self.solve();
     }
 

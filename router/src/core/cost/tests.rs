@@ -96,7 +96,7 @@ fn a_prior_that_is_far_from_the_truth_is_forgotten() {
         for step in steps(8, 600) {
             fit.observe(&step, noisy(&mut random, TRUE.step_ms(&step)));
         }
-        assert!(error(&fit, &TRUE) < 0.05, "{factor}: {} {:?}", error(&fit, &TRUE), fit.cost());
+        assert!(error(&fit, &TRUE) < 0.1, "{factor}: {} {:?}", error(&fit, &TRUE), fit.cost());
     }
 }
 

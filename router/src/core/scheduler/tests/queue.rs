@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::core::estimate::QueuedPrompt;
+use crate::core::frame::OtherPrompt;
 
 /// What is left of each prompt after the step that runs, with what that computes.
 fn queue(scheduler: &mut Scheduler) -> Vec<(u32, u32)> {
@@ -99,6 +100,69 @@ fn two_routers_see_each_others_prompts_in_what_the_workers_report() {
         let seen = &second.decision.candidates[first.0 as usize].worker_load;
         assert_eq!(seen.backlog_tokens, if told { 1443.0 } else { 0.0 });
     }
+}
+
+/// One that has `left` of its tokens to compute, behind so many own ones.
+fn other(behind: u32, tokens: u32, left: u32) -> OtherPrompt {
+    OtherPrompt { behind, tokens, left, prompts: 1 }
+}
+
+#[test]
+fn prompts_that_a_worker_tells_of_stand_at_their_places_and_take_no_rows() {
+    let mut scheduler = scheduler(1);
+    scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).unwrap();
+    let others = OtherPrompts { prompts: vec![other(0, 5_000, 3_000), other(1, 700, 700)] };
+    scheduler.other_prompts(WorkerId(0), &others);
+    let load = Load { running: 2, waiting: 3, ..Load::default() };
+    let heartbeat = Step { waiting_tokens: 8_000, ..report(0, 0, load) };
+    let _ = scheduler.step(WorkerId(0), &heartbeat, Given::default(), 1.0);
+    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0)[0];
+    let places: Vec<_> =
+        candidate.queue.prompts.iter().map(|p| (p.from, p.left, p.prompts)).collect();
+    assert_eq!((places[0], places[2]), ((2_000, 3_000, 1), (0, 700, 1)));
+    assert_eq!(places.len(), 3, "its own is between them");
+    assert_eq!(candidate.worker_load.rows, 2.0, "five, less three prompts");
+    assert_eq!(candidate.worker_load.backlog_tokens, 1603.0 + 3_700.0);
+    scheduler.other_prompts(WorkerId(0), &OtherPrompts::default());
+    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0)[0];
+    assert_eq!((candidate.queue.prompts.len(), candidate.worker_load.rows), (1, 4.0));
+}
+
+#[test]
+fn what_a_step_computed_of_others_is_no_progress_of_its_own() {
+    let mut scheduler = scheduler(1);
+    scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts: vec![other(0, 5_000, 5_000)] });
+    scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).unwrap();
+    let left = |scheduler: &mut Scheduler| {
+        scheduler.candidates(&want(2, &keys(2, 1, 0)), 50.0)[0].worker_load.backlog_tokens
+    };
+    assert_eq!(left(&mut scheduler), 5_000.0 + 1_603.0);
+    scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts: vec![other(0, 5_000, 4_400)] });
+    let load = Load { running: 2, ..Load::default() };
+    let _ = scheduler.step(WorkerId(0), &report(1, 1_000, load), Given::default(), 40.0);
+    assert_eq!(left(&mut scheduler), 4_400.0 + 1_203.0, "600 of the 1000 were theirs");
+    // done or gone: whatever was left of it is none of its own
+    scheduler.other_prompts(WorkerId(0), &OtherPrompts::default());
+    let _ = scheduler.step(WorkerId(0), &report(2, 4_400, load), Given::default(), 80.0);
+    assert_eq!(left(&mut scheduler), 1_203.0);
+}
+
+#[test]
+fn whoever_is_placed_later_delays_the_predictions_of_those_before_it() {
+    let mut scheduler = scheduler(1);
+    for (request, at_ms) in [(1, 0.0), (2, 5.0), (3, 200.0)] {
+        let keys = keys(request, 300, 0);
+        scheduler.place(&want(request, &keys), at_ms).unwrap();
+    }
+    let first = scheduler.begun(RequestId(1), 0, 300.0).unwrap();
+    assert!(first.predicted_ttft_ms < first.settled_ttft_ms, "{first:?}");
+    // it has half of each step since the second one came, and keeps that
+    assert_eq!(first.settled_ttft_ms, first.last_ttft_ms);
+    let second = scheduler.begun(RequestId(2), 0, 300.0).unwrap();
+    assert_eq!(second.predicted_ttft_ms, second.settled_ttft_ms, "195 ms are no moment");
+    assert!(second.predicted_ttft_ms < second.last_ttft_ms, "{second:?}");
+    let last = scheduler.begun(RequestId(3), 0, 300.0).unwrap();
+    assert_eq!(last.predicted_ttft_ms, last.last_ttft_ms);
 }
 
 #[test]
