@@ -116,7 +116,7 @@ fn prompts_that_a_worker_tells_of_stand_at_their_places_and_take_no_rows() {
     let load = Load { running: 2, waiting: 3, ..Load::default() };
     let heartbeat = Step { waiting_tokens: 8_000, ..report(0, 0, load) };
     let _ = scheduler.step(WorkerId(0), &heartbeat, Given::default(), 1.0);
-    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0)[0];
+    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0).candidates[0];
     let places: Vec<_> =
         candidate.queue.prompts.iter().map(|p| (p.from, p.left, p.prompts)).collect();
     assert_eq!((places[0], places[2]), ((2_000, 3_000, 1), (0, 700, 1)));
@@ -124,7 +124,7 @@ fn prompts_that_a_worker_tells_of_stand_at_their_places_and_take_no_rows() {
     assert_eq!(candidate.worker_load.rows, 2.0, "five, less three prompts");
     assert_eq!(candidate.worker_load.backlog_tokens, 1603.0 + 3_700.0);
     scheduler.other_prompts(WorkerId(0), &OtherPrompts::default());
-    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0)[0];
+    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0).candidates[0];
     assert_eq!((candidate.queue.prompts.len(), candidate.worker_load.rows), (1, 4.0));
 }
 
@@ -134,7 +134,9 @@ fn what_a_step_computed_of_others_is_no_progress_of_its_own() {
     scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts: vec![other(0, 5_000, 5_000)] });
     scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).unwrap();
     let left = |scheduler: &mut Scheduler| {
-        scheduler.candidates(&want(2, &keys(2, 1, 0)), 50.0)[0].worker_load.backlog_tokens
+        scheduler.candidates(&want(2, &keys(2, 1, 0)), 50.0).candidates[0]
+            .worker_load
+            .backlog_tokens
     };
     assert_eq!(left(&mut scheduler), 5_000.0 + 1_603.0);
     scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts: vec![other(0, 5_000, 4_400)] });
