@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use serde::Serialize;
 use tokio::io::AsyncWriteExt;
 
-const IN_TIME: Duration = Duration::from_secs(10);
+const IN_TIME: Duration = Duration::from_secs(60);
 
 fn body(frame: &Frame) -> Vec<u8> {
     let mut out = Vec::new();

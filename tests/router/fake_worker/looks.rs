@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 /// Whatever a test waits for comes in this time, or it fails.
-pub(crate) const IN_TIME: Duration = Duration::from_secs(20);
+pub(crate) const IN_TIME: Duration = Duration::from_secs(60);
 
 /// The `state` that `/workers` gives for a worker; empty if it is not there.
 pub(crate) fn state_of(app: &App, worker: &str) -> String {

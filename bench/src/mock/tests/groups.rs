@@ -101,7 +101,7 @@ async fn a_group_with_a_rank_that_is_refused_starts_anew_until_all_fit() {
 #[tokio::test]
 async fn a_late_rank_is_waited_for() {
     let stack = router(None).await;
-    let flags = format!("{RANKS} --workers 2 --ep 2 --fault w1:die@0-3s");
+    let flags = format!("{RANKS} --workers 2 --ep 2 --fault w1:die@0-8s");
     let _fleet = fleet(&stack.workers, &flags);
     until("one rank", || stack.worker("w0")["state"] == "incomplete").await;
     until("both ranks", || stack.ready() == 2).await;
