@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.budget import rules
 from bench.budget.counts import Counts, NotCountedError, callgrind, read, strace
 from bench.budget.rules import each, lines, over, table, written
 from bench.budget.rules import read as read_budgets
@@ -78,6 +79,8 @@ CASES: dict[str, Case] = {
         units=1,
     ),
 }
+
+WHAT = {name: case.what for name, case in CASES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,19 +196,13 @@ def main() -> None:
         FILE.write_text(written(measured, came_from))
     budgets = read_budgets(FILE.read_text()) if FILE.exists() else {}
     found = lines(measured, {name: budgets[name] for name in names if name in budgets})
-    text = table(found, {name: case.what for name, case in CASES.items()})
-    print(text)
+    print(table(found, WHAT))
     if args.write:
-        page.write(COMMAND, of_page(came_from, text))
+        page.write(COMMAND, rules.page(FILE.read_text(), WHAT))
     if args.out is not None:
         keep(args.out, {**came_from, "measured": measured})
     if exceeded := over(found):
         sys.exit("\n".join(["over its budget:", *exceeded]))
-
-
-def of_page(came_from: dict[str, Any], text: str) -> str:
-    """The table with its origin."""
-    return f"Commit {came_from['commit']}, {came_from['machine']['processor']}.\n\n{text}\n"
 
 
 def keep(path: Path, result: dict[str, Any]) -> None:

@@ -111,6 +111,18 @@ def written(measured: dict[str, Counts], origin: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
+def page(text: str, cases: dict[str, str]) -> str:
+    """The part of the documents about a file of budgets."""
+    budgets = read(text)
+    measured = {
+        case: {count: part["measured"] for count, part in counts.items()}
+        for case, counts in budgets.items()
+    }
+    origin = tomllib.loads(text)
+    beginning = f"Commit {origin['commit']}, {origin['processor']}."
+    return f"{beginning}\n\n{table(lines(measured, budgets), cases)}\n"
+
+
 def digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.2f}"
 

@@ -17,11 +17,17 @@ def begin(command: str) -> str:
 
 def put(page: str, command: str, text: str) -> str:
     """The page with `text` between the marks of a command."""
+    before, _, after = split(page, command)
+    return f"{before}{begin(command)}\n\n{text.strip()}\n\n{END}{after}"
+
+
+def split(page: str, command: str) -> tuple[str, str, str]:
+    """What stands before the marks of a command, between them, and after them."""
     before, mark, rest = page.partition(begin(command))
-    _, end, after = rest.partition(END)
+    text, end, after = rest.partition(END)
     if not mark or not end:
         raise SystemExit(f"{PAGE.name} has not both marks, {begin(command)} and {END}")
-    return f"{before}{mark}\n\n{text.strip()}\n\n{end}{after}"
+    return before, text.strip(), after
 
 
 def write(command: str, text: str, page: Path = PAGE) -> None:

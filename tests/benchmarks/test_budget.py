@@ -110,6 +110,13 @@ def test_what_is_not_measured_and_what_has_no_budget_is_shown_and_not_over() -> 
     assert "| a token | syscalls | - | 1.50 | - |" in text
 
 
+def test_the_part_of_the_documents_is_made_from_the_file_alone() -> None:
+    measured = {"token": {"instructions": 8_000.0}}
+    text = rules.page(rules.written(measured, ORIGIN), {"token": "a token"})
+    assert text.startswith('Commit abc, a "b".\n')
+    assert "| a token | instructions | 8,000 | 8,800 | 5,000 |" in text
+
+
 def test_the_table_marks_what_is_over() -> None:
     found = [rules.Line("token", "syscalls", 2.0, 1.5, None)]
     assert "| 2.00 **over** | 1.50 | - |" in rules.table(found, {})
