@@ -33,6 +33,11 @@ def spread(count: int, cases: int) -> list[int]:
     return [0] if cases == 1 else [round(i * (count - 1) / (cases - 1)) for i in range(cases)]
 
 
+def places(config: pytest.Config, count: int, cases: int) -> Sequence[int]:
+    """What a test that tries `count` things one by one tries of them: all with `--all`, else so many."""
+    return range(count) if config.option.all_cases else spread(count, cases)
+
+
 def parameters(item: pytest.Item) -> Case:
     """Those of the test's case. All cases have one object for one value; not every value can be hashed."""
     call = getattr(item, "callspec", None)

@@ -14,6 +14,7 @@ import pytest
 
 from helpers.serving.scripted import MODEL, scripted
 from helpers.serving.server import Server
+from helpers.slices import places
 
 
 def call(city: str) -> str:
@@ -35,7 +36,7 @@ CASES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
         [("reasoning", "Both."), ("text", "Both of them:"), BASEL, BERN],
     ),
 }
-SEEDS = (0, 1, 5, 11, 17, 23, 31)  # each is another cut
+CUTS = 7  # unless all are tried
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -102,10 +103,13 @@ def in_order(events: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("when", CASES)
-def test_responses_call_whole_and_streamed(server: Server, when: str) -> None:
+def test_responses_call_whole_and_streamed(
+    server: Server, pytestconfig: pytest.Config, when: str
+) -> None:
     wishes: Any = {"model": MODEL, "input": when, "tools": [TOOL]}
     responses: Any = server.client.responses
-    for seed in SEEDS:
+    cuts = responses.create(**wishes).usage.output_tokens - 1
+    for seed in places(pytestconfig, cuts, CUTS):
         more = {"seed": seed}
         whole = responses.create(**wishes, extra_body=more)
         assert items_of(whole) == CASES[when][1], seed
@@ -121,7 +125,9 @@ def test_responses_call_whole_and_streamed(server: Server, when: str) -> None:
 
 
 @pytest.mark.parametrize("when", CASES)
-def test_messages_call_whole_and_streamed(server: Server, when: str) -> None:
+def test_messages_call_whole_and_streamed(
+    server: Server, pytestconfig: pytest.Config, when: str
+) -> None:
     wishes: Any = {
         "model": MODEL,
         "max_tokens": 500,
@@ -129,7 +135,8 @@ def test_messages_call_whole_and_streamed(server: Server, when: str) -> None:
         "tools": [THEIR_TOOL],
     }
     with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as client:
-        for seed in SEEDS:
+        cuts = client.messages.create(**wishes).usage.output_tokens - 1
+        for seed in places(pytestconfig, cuts, CUTS):
             more = {"seed": seed}
             whole = client.messages.create(**wishes, extra_body=more)
             assert blocks_of(whole) == CASES[when][1], seed

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from helpers.serving.scripted import MODEL, scripted
 from helpers.serving.server import Server
+from helpers.slices import places
 
 CITY = 'Zü"rich {1} </x>'
 ARGUMENTS = json.dumps({"city": CITY, "days": 3}, ensure_ascii=False)
@@ -67,9 +68,35 @@ THOUGHTS = {
     "harmony": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
 }
 THOUGHT = "Is <it> [so]? é"
-OF_FORM = {"harmony": "harmony", "mistral": "mistral", "gemma": "gemma"}
+PAIRS = [
+    (form, thought)
+    for form in FORMS
+    for thought in THOUGHTS
+    if (form == "harmony") == (thought == "harmony")
+]
 STEPS: list[int | str] = [1, 2, 7, "all", "every-cut"]
-SEEDS = 12  # cuts of `every-cut` that are tried; more of them are the reader's own tests
+CUTS = 12  # of `every-cut`, unless all of them are tried
+
+# What a chat template has in it by which the form is known.
+SHOWN = {
+    "hermes": "<tool_call>",
+    "qwen3-coder": "<tool_call><function=<parameter=",
+    "llama3-json": "<|python_tag|>",
+    "pythonic": "<|python_start|>",
+    "mistral": "[TOOL_CALLS][ARGS]",
+    "deepseek-v3": of_deepseek("<|call▁begin|>```json"),
+    "deepseek-v3.1": of_deepseek("<|call▁begin|>"),
+    "glm-4.5": "<tool_call><arg_key>",
+    "kimi-k2": "<|tool_call_begin|>",
+    "harmony": "<|channel|><|constrain|>",
+    "gemma": "<|tool_call>",
+}
+SHOWN_OF_THOUGHTS = {
+    "think": "</think>",
+    "mistral": "[THINK]",
+    "gemma": "<|channel>thought",
+    "harmony": "<|channel|>analysis",
+}
 
 TOOLS = [
     {
@@ -86,10 +113,35 @@ TOOLS = [
 ]
 
 
-def body(prompt: str, seed: int, *, stream: bool) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
+    """One for all forms: the chat template of a request shows which of them its answer is read by."""
+    answers = [
+        {
+            "text": THOUGHTS[thought].format(THOUGHT) + FORMS[form],
+            "when": prompt(form, thought, step),
+            "tokens_per_step": step,
+            "pieces": "characters",
+        }
+        for form, thought in PAIRS
+        for step in STEPS
+    ]
+    folder = tmp_path_factory.mktemp("forms")
+    with scripted(folder, answers, "--allow-request-templates") as server:
+        yield server
+
+
+def prompt(form: str, thought: str, step: int | str) -> str:
+    return f"{form} behind {thought} by {step}!"
+
+
+def body(form: str, thought: str, step: int | str, seed: int, *, stream: bool) -> dict[str, Any]:
+    shown = SHOWN[form] + SHOWN_OF_THOUGHTS[thought]
     return {
         "model": MODEL,
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [{"role": "user", "content": prompt(form, thought, step)}],
+        "chat_template": "{{ messages[0].content }}{% if tools and false %}"
+        f"{shown}{{% endif %}}",
         "tools": TOOLS,
         "seed": seed,
         "stream": stream,
@@ -107,15 +159,18 @@ def parts(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def whole(server: Server, prompt: str, seed: int) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    reply = server.post("/v1/chat/completions", body(prompt, seed, stream=False))
+Answer = tuple[dict[str, Any], str, dict[str, Any]]  # parts, finish reason, usage
+
+
+def whole(server: Server, asked: dict[str, Any]) -> Answer:
+    reply = server.post("/v1/chat/completions", asked)
     assert reply.status == 200, reply.body
     choice = reply.json["choices"][0]
     return parts(choice["message"]), choice["finish_reason"], reply.json["usage"]
 
 
-def streamed(server: Server, prompt: str, seed: int) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    reply = server.post("/v1/chat/completions", body(prompt, seed, stream=True))
+def streamed(server: Server, asked: dict[str, Any]) -> Answer:
+    reply = server.post("/v1/chat/completions", asked)
     assert reply.status == 200, reply.body
     lines = reply.body.decode().splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -153,25 +208,20 @@ def expected(form: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.matrix(cases=4)
-@pytest.mark.parametrize("form", FORMS)
-def test_an_answer_is_read_alike_however_it_is_cut(tmp_path: Path, form: str) -> None:
-    thought = OF_FORM.get(form, "think")
-    text = THOUGHTS[thought].format(THOUGHT) + FORMS[form]
-    answers = [
-        {"text": text, "when": f"by {step}!", "tokens_per_step": step, "pieces": "characters"}
-        for step in STEPS
-    ]
-    flags = (f"--tool-parser={form}", f"--reasoning-parser={thought}")
-    with scripted(tmp_path, answers, *flags) as server:
-        first = whole(server, "by 1!", 0)
-        want = expected(form)
-        assert first[0] == want, form
-        assert first[1] == "tool_calls"
-        for step in STEPS:
-            for seed in range(SEEDS if step == "every-cut" else 1):
-                prompt = f"by {step}!"
-                answer, same = streamed(server, prompt, seed), whole(server, prompt, seed)
-                assert answer[:2] == same[:2] == first[:2], f"{form} {prompt} {seed}"
-                for usage in (answer[2], same[2]):
-                    assert reasoned(usage) == reasoned(first[2]), f"{form} {prompt} {seed}"
+@pytest.mark.matrix
+@pytest.mark.parametrize(("form", "thought"), PAIRS)
+def test_an_answer_is_read_alike_however_it_is_cut(
+    server: Server, pytestconfig: pytest.Config, form: str, thought: str
+) -> None:
+    first = whole(server, body(form, thought, 1, 0, stream=False))
+    assert first[0] == expected(form)
+    assert first[1] == "tool_calls"
+    cuts = first[2]["completion_tokens"] - 1
+    assert cuts > len(FORMS[form]) // 2, "a character is a token"
+    for step in STEPS:
+        for seed in places(pytestconfig, cuts, CUTS) if step == "every-cut" else [0]:
+            asked = [body(form, thought, step, seed, stream=stream) for stream in (True, False)]
+            answers = [streamed(server, asked[0]), whole(server, asked[1])]
+            for answer in answers:
+                assert answer[:2] == first[:2], f"by {step}, cut {seed}"
+                assert reasoned(answer[2]) == reasoned(first[2]), f"by {step}, cut {seed}"
