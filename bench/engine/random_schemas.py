@@ -4,8 +4,9 @@
 
 Schemas are made of the keywords of the JSON Schema test suite, by seed. Each is compiled, or refused by a message that
 names the keyword; an answer is a walk through the masks that likes to come to an end. `jsonschema` is the judge, which
-shares no code with the masks. Where the package `xgrammar` can be imported, its verdicts stand beside ours: what it
-accepts, and how many of its answers are valid.
+shares no code with the masks. Where the packages `xgrammar` and `llguidance` can be imported, their verdicts stand
+beside ours: what they accept, and how many of their answers are valid. `llguidance` is called as vLLM's backend
+`guidance` does, which refuses no keyword itself.
 """
 
 from __future__ import annotations
@@ -230,6 +231,53 @@ def xgrammar_walks(words: list[bytes], end: int) -> Callable[[Any], Walk] | None
     return compiled
 
 
+class ByteTokenizer:
+    """What `llguidance` asks of a tokenizer: the bytes of its tokens, and a text as tokens."""
+
+    def __init__(self, words: list[bytes], end: int) -> None:
+        self.tokens, self.special_token_ids = [*words, b"</s>"], [end]
+        self.eos_token_id, self.bos_token_id = end, None
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)  # a byte's token has its number
+
+
+def llguidance_walks(words: list[bytes], end: int) -> Callable[[Any], Walk] | None:
+    """The same by `llguidance` as vLLM's backend of its name calls it; `None` without it."""
+    try:
+        import llguidance  # pyright: ignore[reportMissingImports]
+        import llguidance.numpy  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return None
+    ll: Any = llguidance
+    tokenizer = ll.LLTokenizer(ll.TokenizerWrapper(ByteTokenizer(words, end)))
+
+    def compiled(schema: Any) -> Walk:
+        # `serialize_guidance_grammar` and `validate_guidance_grammar` of vLLM 0.33 with its defaults
+        defaults = {"whitespace_flexible": True}
+        grammar = ll.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=defaults)
+        problem = ll.LLMatcher.validate_grammar(grammar, tokenizer)
+        if problem:
+            raise ValueError(problem)
+
+        def walk(choose: Callable[[Bools], int]) -> str | None:
+            matcher, text = ll.LLMatcher(tokenizer, grammar, log_level=0), b""
+            mask = ll.numpy.allocate_token_bitmask(1, tokenizer.vocab_size)
+            for _ in range(LONGEST):
+                ll.numpy.fill_next_token_bitmask(matcher, mask, 0)
+                bits = np.unpackbits(mask.view(np.uint8)[0], bitorder="little")
+                token = choose(bits.astype(np.bool_))
+                if token == end:
+                    return decoded(text)
+                text += words[token]
+                matcher.consume_token(token)
+            return None
+
+        return walk
+
+    return compiled
+
+
 def decoded(text: bytes) -> str:
     """The answer; nothing, which is no JSON, where it is no UTF-8."""
     try:
@@ -290,9 +338,11 @@ def main() -> None:
     schemas = [SchemaMaker(seed).schema() for seed in range(options.schemas)]
     vocabulary, words, end = byte_vocabulary()
     found = {"headrace": judged(schemas, lambda it: ours(vocabulary, words, end, it), words, end)}
-    other = xgrammar_walks(words, end)
-    if other is not None:
-        found["xgrammar"] = judged(schemas, other, words, end)
+    others = {"xgrammar": xgrammar_walks, "vLLM, guidance": llguidance_walks}
+    for name, walks in others.items():
+        other = walks(words, end)
+        if other is not None:
+            found[name] = judged(schemas, other, words, end)
     write(options.out, {"schemas": options.schemas, "of": found})
 
 
