@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.__main__ import BEGIN, END, FEATURES, PAGE, SCRIPTS, Outcome, table, write
+from clients.__main__ import BEGIN, END, FEATURES, KINDS, PAGE, SCRIPTS, Outcome, table, write
 from clients.answers import ANSWERS
 
 CLIENTS = json.loads((Path(__file__).parent / "clients.json").read_text())
@@ -24,6 +24,10 @@ def test_a_row_says_what_passed_failed_or_was_not_tried() -> None:
     assert lines[3].startswith("| b (b@2) | not run: Node is not on this machine |")
     assert {line.count("|") for line in lines} == {len(FEATURES) + 2}
     assert tried.failed() == ["tools"]
+    assert not tried.passed()
+    assert not absent.passed(), "what was not run did not pass"
+    assert not Outcome("c", ["c==3"]).passed(), "nor did what tried nothing"
+    assert Outcome("d", ["d==4"], {"chat": row}).passed()
 
 
 def test_the_table_takes_the_place_of_the_last_one(tmp_path: Path) -> None:
@@ -41,13 +45,24 @@ def test_the_table_takes_the_place_of_the_last_one(tmp_path: Path) -> None:
 def test_every_client_is_pinned_and_has_a_script(name: str) -> None:
     client = CLIENTS[name]
     assert all(re.search(r"(==|@)\d", package) for package in client["packages"])
-    scripts = [client[kind] for kind in ("script", "model_script") if kind in client]
+    assert set(client) <= {"packages", "node", *KINDS}
+    scripts = [SCRIPTS / kind / client[kind] for kind in KINDS if kind in client]
     assert scripts
     for script in scripts:
-        named = re.findall(r'feature\("([a-z ]+)"', (SCRIPTS / script).read_text())
+        named = re.findall(r'feature\("([a-z ]+)"', script.read_text())
         assert named
         assert set(named) <= set(FEATURES)
 
 
 def test_only_the_last_answer_has_no_condition() -> None:
     assert ["when" in answer for answer in ANSWERS] == [True] * (len(ANSWERS) - 1) + [False]
+
+
+def test_every_script_is_run_and_structured_answers_come_from_a_model() -> None:
+    """A mock answers with an object whatever the request says."""
+    for kind in KINDS:
+        run = {client[kind] for client in CLIENTS.values() if kind in client}
+        assert {script.name for script in (SCRIPTS / kind).iterdir() if script.is_file()} == run
+        says = [(SCRIPTS / kind / script).read_text() for script in run]
+        structured = [text for text in says if 'feature("structured"' in text]
+        assert bool(structured) == (kind == "model")

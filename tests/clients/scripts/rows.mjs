@@ -18,3 +18,12 @@ export async function feature(name, test) {
 export function same(got, want) {
   if (got !== want) throw new Error(`${JSON.stringify(got)} is not ${JSON.stringify(want)}`);
 }
+
+// As in rows.py: a model that may say anything answers this in words.
+export const ABOUT = "Tell me about a wheel.";
+const WHEEL = { kind: ["cart", "water", "potter"], spokes: [4, 6, 8], turns: [true, false] };
+
+export function isWheel(value) {
+  same(Object.keys(value).sort().join(), Object.keys(WHEEL).sort().join());
+  for (const [name, values] of Object.entries(WHEEL)) same(values.includes(value[name]), true);
+}

@@ -7,10 +7,16 @@ import traceback
 
 URL = os.environ["HEADRACE_URL"]
 MODEL = os.environ["HEADRACE_MODEL"]
-SCHEMA = {
+# A model that may say anything answers this in words: only one that is held to it answers with a wheel.
+ABOUT = "Tell me about a wheel."
+WHEEL = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "height": {"type": "integer"}},
-    "required": ["name", "height"],
+    "properties": {
+        "kind": {"type": "string", "enum": ["cart", "water", "potter"]},
+        "spokes": {"type": "integer", "enum": [4, 6, 8]},
+        "turns": {"type": "boolean"},
+    },
+    "required": ["kind", "spokes", "turns"],
     "additionalProperties": False,
 }
 WEATHER = {

@@ -1,4 +1,4 @@
-"""An agent's loop with the default model and the `openai` client: a call that has to come, its result, a final answer."""
+"""An agent's loop with the default model and the `openai` client: a call that has to come, its result, an answer."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""An agent whose every answer has to be a call: a tool, its result, and the final answer, by a real model."""
+"""An agent whose every answer has to be a call: a tool, its result, and the final answer; a class as schema and as tool."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
-from pydantic_ai import Agent, ToolOutput, UsageLimits
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_ai import Agent, NativeOutput, ToolOutput, UsageLimits
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from rows import MODEL, URL, feature
+from rows import ABOUT, MODEL, URL, feature
 
 model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{URL}/v1", api_key="unused"))
 called = []
@@ -17,6 +17,15 @@ class Report(BaseModel):
 
     city: Annotated[str, Field(max_length=30)]
     degrees: Annotated[int, Field(ge=-50, le=50)]
+
+
+class Wheel(BaseModel):
+    """A wheel."""
+
+    model_config = ConfigDict(extra="forbid")  # else a model may add fields without end
+    kind: Literal["cart", "water", "potter"]
+    spokes: Literal[4, 6, 8]
+    turns: bool
 
 
 @feature("agent")
@@ -39,3 +48,13 @@ def agent():
     )
     assert called, "the tool was not called"
     assert run.output.degrees == 21, run.output
+
+
+@feature("structured")
+def structured():
+    for output in (NativeOutput(Wheel), ToolOutput(Wheel)):
+        held = Agent(
+            model, output_type=output, model_settings={"temperature": 0, "max_tokens": 100}
+        )
+        answer = held.run_sync(ABOUT, usage_limits=UsageLimits(request_limit=1)).output
+        assert isinstance(answer, Wheel), (output, answer)

@@ -1,5 +1,5 @@
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { Output, generateText, stepCountIs, streamText, tool } from "ai";
+import { generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 import { HELLO, MODEL, URL_, feature, same } from "./rows.mjs";
 
@@ -29,11 +29,6 @@ await feature("tools", async () => {
 await feature("tools stream", async () => {
   const answer = streamText({ ...common, prompt: "What is the weather in Basel?", tools });
   same((await answer.toolCalls)[0].input.city, "Basel");
-});
-await feature("structured", async () => {
-  const schema = z.object({ name: z.string(), height: z.number().int() });
-  const answer = await generateText({ ...common, prompt: "Describe the wheel", output: Output.object({ schema }) });
-  same(answer.output.height, 7);
 });
 await feature("reasoning", async () => {
   const answer = await generateText({ ...common, prompt: "Think first" });

@@ -1,3 +1,4 @@
+import json
 import os
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch a list of prices
@@ -37,12 +38,14 @@ def tools():
     assert answer.choices[0].message.tool_calls[0].function.name == "get_weather", answer
 
 
-@feature("structured")
-def structured():
-    answer = litellm.completion(
-        messages=user("Describe the wheel"), response_format={"type": "json_object"}, **COMMON
-    )
-    assert '"height": 7' in answer.choices[0].message.content, answer
+@feature("tools stream")
+def tools_stream():
+    messages = user("What is the weather in Basel?")
+    parts = list(litellm.completion(messages=messages, tools=TOOLS, stream=True, **COMMON))
+    answer = litellm.stream_chunk_builder(parts, messages=messages).choices[0]
+    [call] = answer.message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Basel"}, answer
+    assert answer.finish_reason == "tool_calls", answer
 
 
 @feature("embeddings")

@@ -1,11 +1,12 @@
-import json
+"""The command `llm` with our server as one of its models."""
+
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from rows import HELLO, MODEL, SCHEMA, URL, feature
+from rows import MODEL, URL
 
 folder = tempfile.mkdtemp()
 models = (
@@ -22,30 +23,7 @@ def llm(*arguments):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert ran.returncode == 0, ran.stderr[-300:]
     return ran.stdout
-
-
-@feature("chat")
-def chat():
-    assert HELLO in llm("Hi", "--no-stream")
-
-
-@feature("stream")
-def stream():
-    assert HELLO in llm("Hi")
-
-
-@feature("structured")
-def structured():
-    answer = llm("Describe the wheel", "--schema", json.dumps(SCHEMA), "--no-stream")
-    assert json.loads(answer)["height"] == 7, answer
-
-
-@feature("tools")
-def tools():
-    functions = "def get_weather(city: str) -> str:\n    return 'It is 21 degrees'\n"
-    answer = llm("What is the weather in Basel?", "--functions", functions, "--no-stream")
-    assert "21 degrees" in answer, answer

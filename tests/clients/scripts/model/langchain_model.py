@@ -1,12 +1,12 @@
-"""A call that has to come, its result, and an answer in words, by a real model."""
+"""A call that has to come, its result, and an answer in words; a class by each method of the client."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import Field
-from rows import MODEL, URL, feature
+from pydantic import BaseModel, Field
+from rows import ABOUT, MODEL, URL, feature
 
 model = ChatOpenAI(
     model=MODEL,
@@ -17,6 +17,14 @@ model = ChatOpenAI(
     temperature=0,
     max_tokens=100,
 )
+
+
+class Wheel(BaseModel):
+    """A wheel."""
+
+    kind: Literal["cart", "water", "potter"]
+    spokes: Literal[4, 6, 8]
+    turns: bool
 
 
 @tool
@@ -34,3 +42,10 @@ def agent():
     messages += [get_weather.invoke(call) for call in messages[-1].tool_calls]
     answer = model.invoke(messages)
     assert "21 degrees" in answer.content, answer
+
+
+@feature("structured")
+def structured():
+    for method in ("json_schema", "function_calling"):
+        answer = model.with_structured_output(Wheel, method=method).invoke(ABOUT)
+        assert isinstance(answer, Wheel), (method, answer)

@@ -1,19 +1,12 @@
 import openai
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
 from rows import HELLO, MODEL, URL, feature
 
 COMMON = {"api_base": f"{URL}/v1", "api_key": "unused", "max_retries": 0, "timeout": 60}
 COMMON |= {"is_chat_model": True, "is_function_calling_model": True, "context_window": 4096}
 model = OpenAILike(model=MODEL, **COMMON)
-
-
-class Wheel(BaseModel):
-    name: str
-    height: int
 
 
 def get_weather(city: str) -> str:
@@ -40,11 +33,12 @@ def tools():
     assert calls[0].tool_kwargs == {"city": "Basel"}, answer
 
 
-@feature("structured")
-def structured():
-    guided = OpenAILike(model=MODEL, should_use_structured_outputs=True, **COMMON)
-    answer = guided.structured_predict(Wheel, PromptTemplate("Describe the wheel"))
-    assert answer == Wheel(name="wheel", height=7), answer
+@feature("tools stream")
+def tools_stream():
+    weather = FunctionTool.from_defaults(get_weather)
+    *_, last = model.stream_chat_with_tools([weather], user_msg="What is the weather in Basel?")
+    calls = model.get_tool_calls_from_response(last)
+    assert [call.tool_kwargs for call in calls] == [{"city": "Basel"}], last
 
 
 @feature("errors")

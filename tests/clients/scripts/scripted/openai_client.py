@@ -1,13 +1,7 @@
 import openai
-from pydantic import BaseModel
 from rows import HELLO, MODEL, URL, WEATHER, feature
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="unused", max_retries=0, timeout=60)
-
-
-class Wheel(BaseModel):
-    name: str
-    height: int
 
 
 TOOLS = [
@@ -70,14 +64,6 @@ def tools_stream():
         message = events.get_final_completion().choices[0].message
     assert message.tool_calls[0].function.name == "get_weather", message
     assert '"Basel"' in message.tool_calls[0].function.arguments, message
-
-
-@feature("structured")
-def structured():
-    answer = client.chat.completions.parse(
-        model=MODEL, messages=user("Describe the wheel"), response_format=Wheel
-    )
-    assert answer.choices[0].message.parsed == Wheel(name="wheel", height=7), answer
 
 
 @feature("reasoning")

@@ -26,20 +26,6 @@ await feature("tools stream", async () => {
   const answer = await client.chat.completions.stream({ model: MODEL, messages, tools }).finalChatCompletion();
   same(JSON.parse(answer.choices[0].message.tool_calls[0].function.arguments).city, "Basel");
 });
-await feature("structured", async () => {
-  const schema = {
-    type: "object",
-    properties: { name: { type: "string" }, height: { type: "integer" } },
-    required: ["name", "height"],
-    additionalProperties: false,
-  };
-  const answer = await client.chat.completions.parse({
-    model: MODEL,
-    messages: user("Describe the wheel"),
-    response_format: { type: "json_schema", json_schema: { name: "wheel", strict: true, schema } },
-  });
-  same(JSON.parse(answer.choices[0].message.content).height, 7);
-});
 await feature("responses", async () => {
   const answer = await client.responses.create({ model: MODEL, input: "Hi" });
   same(answer.output_text, HELLO);

@@ -1,5 +1,6 @@
-from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput
+import asyncio
+
+from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -7,11 +8,6 @@ from rows import HELLO, MODEL, URL, feature
 
 provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="unused")
 model = OpenAIChatModel(MODEL, provider=provider)
-
-
-class Wheel(BaseModel):
-    name: str
-    height: int
 
 
 def with_weather():
@@ -29,15 +25,14 @@ def chat():
     assert Agent(model).run_sync("Hi").output == HELLO
 
 
+async def streamed(agent, text):
+    async with agent.run_stream(text) as answer:
+        return await answer.get_output(), answer.all_messages()
+
+
 @feature("stream")
 def stream():
-    import asyncio
-
-    async def run():
-        async with Agent(model).run_stream("Hi") as answer:
-            return await answer.get_output()
-
-    assert asyncio.run(run()) == HELLO
+    assert asyncio.run(streamed(Agent(model), "Hi"))[0] == HELLO
 
 
 @feature("tools")
@@ -45,10 +40,13 @@ def tools():
     assert "21 degrees" in with_weather().run_sync("What is the weather in Basel?").output
 
 
-@feature("structured")
-def structured():
-    answer = Agent(model, output_type=NativeOutput(Wheel)).run_sync("Describe the wheel")
-    assert answer.output == Wheel(name="wheel", height=7), answer
+@feature("tools stream")
+def tools_stream():
+    output, messages = asyncio.run(streamed(with_weather(), "What is the weather in Basel?"))
+    parts = [part for message in messages for part in message.parts]
+    [call] = [part for part in parts if part.part_kind == "tool-call"]
+    assert call.args_as_dict() == {"city": "Basel"}, messages
+    assert "21 degrees" in output, output
 
 
 @feature("responses")

@@ -1,18 +1,10 @@
 import openai
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from pydantic import BaseModel
 from rows import HELLO, MODEL, URL, feature
 
 COMMON = {"base_url": f"{URL}/v1", "api_key": "unused", "max_retries": 0, "timeout": 60}
 model = ChatOpenAI(model=MODEL, **COMMON)
-
-
-class Wheel(BaseModel):
-    """A wheel."""
-
-    name: str
-    height: int
 
 
 @tool
@@ -43,13 +35,6 @@ def tools_stream():
     for part in model.bind_tools([get_weather]).stream("What is the weather in Basel?"):
         whole = part if whole is None else whole + part
     assert whole.tool_calls[0]["args"] == {"city": "Basel"}, whole
-
-
-@feature("structured")
-def structured():
-    for method in ("json_schema", "json_mode"):
-        answer = model.with_structured_output(Wheel, method=method).invoke("Describe the wheel")
-        assert answer == Wheel(name="wheel", height=7), (method, answer)
 
 
 @feature("responses")
