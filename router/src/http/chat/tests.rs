@@ -64,6 +64,51 @@ fn each_wrong_parameter_is_named() {
     assert_eq!(param(&kwargs), "chat_template_kwargs.messages");
 }
 
+/// Operators may have unknown parameters ignored; a part of a constraint is none.
+#[test]
+fn parts_of_constraints_that_nobody_knows_are_refused_even_where_unknown_parameters_pass() {
+    let ignored = crate::http::parse::ignored::IgnoredFields::new(true);
+    let checked = |extra: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {}}}]});
+        body.as_object_mut().unwrap().append(&mut extra.as_object().unwrap().clone());
+        let conventions = Conventions { knows_tools: true, ..Conventions::default() };
+        let conventions =
+            Conventions { tools: Some(crate::prompt::ToolParser::Hermes), ..conventions };
+        let model = ModelFacts { vocab_size: 100, conventions, ..ModelFacts::default() };
+        let fields = Fields::of_body(body).unwrap().noting(&ignored);
+        check(fields, &model, &mut MemoryPool::private(1 << 20).share())
+    };
+    for (extra, want) in [
+        (
+            json!({"response_format": {"type": "json_object", "schema": {}}}),
+            "response_format.schema",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}}),
+            "response_format.json_schema.x",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "a", "backend": "x"}}),
+            "structured_outputs.backend",
+        ),
+        (
+            json!({"tool_choice": {"type": "function", "function": {"name": "f", "strict": true}}}),
+            "tool_choice.function.strict",
+        ),
+        (json!({"messages": [{"role": "user", "content": "a", "mood": 1}]}), "messages[0].mood"),
+        (json!({"nvext": {"frobnicate": 1}}), "nvext.frobnicate"),
+    ] {
+        match checked(extra.clone()) {
+            Err(RouteError::BadRequest { param, .. }) => assert_eq!(param.as_deref(), Some(want)),
+            other => panic!("{extra}: {other:?}"),
+        }
+    }
+    assert!(ignored.header().is_none());
+    checked(json!({"frobnicate": {"a": 1}, "stream": true, "stream_options": {"pad": 1}})).unwrap();
+    assert_eq!(ignored.header().unwrap(), "frobnicate, stream_options.pad");
+}
+
 #[test]
 fn tools_reach_a_template_that_knows_them_and_a_message_otherwise() {
     let tools = json!([{"type": "function", "function": {"name": "f", "strict": true}}]);

@@ -80,6 +80,9 @@ pub(in crate::http) struct Fields {
     rest: Map<String, Value>,
     /// Where is noted what changes nothing.
     ignored: IgnoredFields,
+    /// A field that nobody knows may be noted rather than refused, if operators say so: what it would say cannot bind the
+    /// answer by a part of something that is known.
+    loose: bool,
 }
 
 impl Fields {
@@ -91,7 +94,7 @@ impl Fields {
         let Value::Object(rest) = value else {
             return Err(bad_body(format!("the body must be a JSON object, not {}", kind(&value))));
         };
-        Ok(Self { at: String::new(), rest, ignored: IgnoredFields::default() })
+        Ok(Self { at: String::new(), rest, ignored: IgnoredFields::default(), loose: true })
     }
 
     /// An object inside the body.
@@ -100,13 +103,18 @@ impl Fields {
     /// `BadRequest` if it is no object.
     pub(in crate::http) fn of(value: Value, at: String) -> Result<Self, RouteError> {
         let Value::Object(rest) = value else { return Err(wrong_type(at, "an object", &value)) };
-        Ok(Self { at, rest, ignored: IgnoredFields::default() })
+        Ok(Self { at, rest, ignored: IgnoredFields::default(), loose: false })
     }
 
     /// Notes what changes nothing there, also of the objects inside.
     pub(in crate::http) fn noting(mut self, ignored: &IgnoredFields) -> Self {
         self.ignored = ignored.clone();
         self
+    }
+
+    /// Of an object in the body that only says how the answer is sent.
+    pub(in crate::http) fn loose(self) -> Self {
+        Self { loose: true, ..self }
     }
 
     /// Takes note that a field changes nothing.
@@ -240,11 +248,11 @@ impl Fields {
     /// Ends the check of this object.
     ///
     /// # Errors
-    /// `BadRequest` naming a field that nobody took, unless such fields are to be noted. A `null` one says nothing and
-    /// passes.
+    /// `BadRequest` naming a field that nobody took, unless such fields are to be noted. In objects inside the body they are
+    /// refused in any case: a constraint without one of its parts is another one. A `null` one says nothing and passes.
     pub(in crate::http) fn finish(self) -> Result<(), RouteError> {
         for (name, _) in self.rest.iter().filter(|(_, value)| !value.is_null()) {
-            if !self.ignored.unknown_pass() {
+            if !(self.loose && self.ignored.unknown_pass()) {
                 let path = self.path(&clip(name));
                 let message = format!("unrecognized request argument: `{path}`");
                 return Err(bad(path, message));
@@ -344,6 +352,19 @@ mod tests {
             message(inner.string("role")),
             "`messages[2].role` must be a string, not a number"
         );
+    }
+
+    #[test]
+    fn what_nobody_knows_is_noted_in_the_body_alone_and_in_what_only_says_how_to_send() {
+        let ignored = IgnoredFields::new(true);
+        let mut body =
+            fields(json!({"a": 1, "b": {"c": 1}, "d": {"e": {"f": 2}}})).noting(&ignored);
+        body.object("b").unwrap().unwrap().loose().finish().unwrap();
+        let mut inner = body.object("d").unwrap().unwrap();
+        let innermost = inner.object("e").unwrap().unwrap();
+        assert_eq!(message(innermost.finish()), "unrecognized request argument: `d.e.f`");
+        body.finish().unwrap();
+        assert_eq!(ignored.header().unwrap(), "a, b.c");
     }
 
     #[test]

@@ -342,7 +342,7 @@ pub(in crate::http) fn salt(fields: &mut Fields) -> Result<Vec<u8>, RouteError> 
 
 fn delivery(fields: &mut Fields) -> Result<Delivery, RouteError> {
     let stream = fields.boolean("stream")?.unwrap_or(false);
-    let Some(mut options) = fields.object("stream_options")? else {
+    let Some(mut options) = fields.object("stream_options")?.map(Fields::loose) else {
         return Ok(Delivery { stream, ..Delivery::default() });
     };
     if !stream {

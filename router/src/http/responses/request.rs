@@ -211,7 +211,8 @@ const KINDS_OF_CALLS: [&str; 5] = [
 ];
 
 fn stream_options(fields: &mut Fields) -> Result<(), RouteError> {
-    let Some(mut options) = fields.object("stream_options")? else { return Ok(()) };
+    let Some(options) = fields.object("stream_options")? else { return Ok(()) };
+    let mut options = options.loose();
     if options.boolean("include_obfuscation")? == Some(true) {
         let why = "this server does not pad its events";
         return Err(unsupported("stream_options.include_obfuscation", why));
