@@ -19,6 +19,7 @@ mod vocabulary;
 pub use compile::{Compiled, GrammarError, check_grammar};
 pub use endless::endless;
 pub use follower::Follower;
+pub use formats::spell_out;
 pub use gbnf::lark_of_gbnf;
 pub use known::{KnownGrammar, KnownGrammars};
 pub use place::{SchemaError, check_schema};

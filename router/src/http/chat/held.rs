@@ -15,7 +15,7 @@ use crate::output::{
     self, CallForm, ForcedFunction, Otherwise, ReasoningFirst, Tools, call_grammar, reasoning_texts,
 };
 use crate::prompt::{MistralCalls, PromptEngine, ReasoningParser, ToolParser};
-use crate::request::grammar::endless;
+use crate::request::grammar::{endless, spell_out};
 
 /// Calls that are held to a grammar.
 #[derive(Debug)]
@@ -70,7 +70,10 @@ pub(super) fn held(
         // its calls are JSON as well, and a grammar cannot tell the two apart
         Some(_) if read.parser == ToolParser::Llama => return Ok(None),
         Some(answer) => match answer.schema()? {
-            Some(schema) => Allowed::Json(schema),
+            Some(mut schema) => {
+                spell_out(&mut schema);
+                Allowed::Json(schema)
+            }
             None => return Ok(None), // a text of the client's own form has no calls in it
         },
         None => match first_strict {
@@ -117,6 +120,8 @@ pub(super) fn held(
             return Err(bad(&at, format!("`{at}` cannot be followed: {why}")));
         }
         calls.schemas.push(asked);
+        let mut parameters = parameters;
+        spell_out(&mut parameters);
         let function = ForcedFunction { name: name.to_owned(), parameters };
         calls.functions.push(HeldFunction { function, at });
     }

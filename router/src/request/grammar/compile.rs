@@ -22,6 +22,9 @@ pub(super) const STACK_BYTES: usize = 128 << 20;
 /// Longest message of a failure: part of the source stands in some of them.
 const MAX_MESSAGE_CHARS: usize = 300;
 
+/// Why `oneOf` may not be followed.
+const SEVERAL_CASES: &str = "a value may be valid under several cases of `oneOf`, which is not supported; use `anyOf`, or give each case a required property with a `const` of its own";
+
 /// White space between two tokens of JSON: a new line with its indent, but no endless run of spaces, which models fall into.
 const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
@@ -49,6 +52,8 @@ impl GrammarError {
         let message = message.to_string();
         // `llguidance` adds where in its code that was, or that it does not say so
         let first = message.split("\n<").next().unwrap_or_default().trim();
+        // its own remedy is an option that nobody here has
+        let first = if first.contains("coerce_one_of") { SEVERAL_CASES } else { first };
         Self(match first.char_indices().nth(MAX_MESSAGE_CHARS) {
             Some((end, _)) => format!("{}...", &first[..end]),
             None => first.to_owned(),

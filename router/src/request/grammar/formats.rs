@@ -1,4 +1,5 @@
-//! Formats of JSON strings that name a moment: dates that exist, and no leap second, which is valid at few moments only.
+//! What of a schema is written otherwise before it is compiled. Formats of strings that name a moment: dates that exist, and no
+//! leap second, which is valid at few moments only. And `discriminator`, which the compiler does not know, is left out.
 
 use serde_json::{Map, Value, json};
 
@@ -34,9 +35,9 @@ fn pattern_of(format: &str) -> Option<&'static str> {
     }
 }
 
-/// Puts patterns in the place of formats of moments, in this schema and those below. `llguidance` lets a time have a second
-/// 60 and any February 29 days.
-pub(super) fn spell_out(schema: &mut Value) {
+/// Puts patterns in the place of formats of moments, in this schema and those below, and takes out what says nothing.
+/// `llguidance` lets a time have a second 60 and any February 29 days.
+pub fn spell_out(schema: &mut Value) {
     let Value::Object(fields) = schema else { return };
     for (key, value) in fields.iter_mut() {
         match (key.as_str(), value) {
@@ -51,6 +52,7 @@ pub(super) fn spell_out(schema: &mut Value) {
             _ => {}
         }
     }
+    fields.remove("discriminator");
     let format = fields.get("format").and_then(Value::as_str);
     if let Some(pattern) = format.and_then(pattern_of) {
         fields.remove("format");

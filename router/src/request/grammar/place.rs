@@ -40,7 +40,7 @@ const ENFORCED: [&str; 27] = [
 ];
 
 /// Keywords that say nothing about which values are valid.
-const ANNOTATIONS: [&str; 19] = [
+const ANNOTATIONS: [&str; 20] = [
     "$anchor",
     "$defs",
     "definitions",
@@ -60,6 +60,8 @@ const ANNOTATIONS: [&str; 19] = [
     "contentEncoding",
     "markdownDescription",
     "enumDescriptions",
+    // OpenAPI's, and pydantic's: which case a value is of, which the cases say themselves
+    "discriminator",
 ];
 
 /// Longest path that is named.
@@ -239,6 +241,27 @@ mod tests {
         let wrong = json!({"type": "string", "pattern": "("});
         let schema = json!({"anyOf": [{"type": "null"}, {"properties": {"a": {"items": wrong}}}]});
         assert_eq!(named_at_once(&schema), ".anyOf[1].properties.a.items");
+    }
+
+    #[test]
+    fn cases_that_exclude_each_other_may_have_a_discriminator_and_others_are_told_why_not() {
+        let case = |kind: &str| {
+            json!({"type": "object", "properties": {"kind": {"const": kind}, "discriminator": {"type": "null"}},
+                "required": ["kind"], "additionalProperties": false})
+        };
+        let schema = json!({"oneOf": [case("a"), case("b")],
+            "discriminator": {"propertyName": "kind", "mapping": {"a": "#/$defs/a"}}});
+        assert_eq!(check_schema(&schema), Ok(()));
+        let mut plain = schema.clone();
+        super::super::spell_out(&mut plain);
+        assert_eq!(plain["oneOf"], schema["oneOf"], "properties of this name stay");
+        let open = json!({"properties": {"a": {"oneOf": [{"minimum": 1}, {"minimum": 2}]}}});
+        let error = check_schema(&open).expect_err("2 is valid under both");
+        assert_eq!(error.path, ".properties.a");
+        assert!(
+            error.message.contains("`anyOf`") && !error.message.contains("coerce"),
+            "{error:?}"
+        );
     }
 
     #[test]
