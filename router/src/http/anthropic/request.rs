@@ -52,18 +52,30 @@ fn edits_nothing(value: &Value) -> bool {
 }
 
 /// Fields that mean the same in a chat, and vLLM's extras.
-pub(in crate::http) const SAME: [&str; 20] = [
+pub(in crate::http) const SAME: [&str; 33] = [
     "model",
     "temperature",
     "top_k",
     "top_p",
+    "add_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
     "cache_salt",
     "chat_template_kwargs",
     "frequency_penalty",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_json_object",
+    "guided_regex",
     "ignore_eos",
+    "include_reasoning",
+    "include_stop_str_in_output",
     "logit_bias",
+    "max_reasoning_tokens",
     "min_p",
     "min_tokens",
+    "nvext",
     "presence_penalty",
     "priority",
     "prompt_cache_key",
@@ -73,6 +85,7 @@ pub(in crate::http) const SAME: [&str; 20] = [
     "stop_token_ids",
     "structured_outputs",
     "stream",
+    "truncate_prompt_tokens",
 ];
 
 /// A conversation as a chat.
@@ -113,6 +126,11 @@ pub(in crate::http) fn to_chat(
     }
     service_tier(&mut fields)?;
     let most_thinking = thinking(&mut fields, max_tokens, &mut chat)?;
+    if let (Some(_), Some(_)) = (most_thinking, chat.get("max_reasoning_tokens")) {
+        let message =
+            "`max_reasoning_tokens` and `thinking.budget_tokens` mean the same; send one of them";
+        return Err(bad("max_reasoning_tokens", message));
+    }
     output_config(&mut fields, &mut chat)?;
     tools(&mut fields, &mut chat)?;
     fields.take("cache_control"); // a hint about caches; ours needs none

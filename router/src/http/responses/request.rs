@@ -58,7 +58,7 @@ const MISSING: &[Missing] = &[
 ];
 
 /// Fields that mean the same in a chat, and vLLM's extras.
-pub(in crate::http) const SAME: [&str; 24] = [
+pub(in crate::http) const SAME: [&str; 40] = [
     "model",
     "temperature",
     "top_p",
@@ -70,19 +70,35 @@ pub(in crate::http) const SAME: [&str; 24] = [
     "service_tier",
     "stream",
     "user",
+    "add_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
     "cache_salt",
     "chat_template_kwargs",
+    "frequency_penalty",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_json_object",
+    "guided_regex",
     "ignore_eos",
+    "include_reasoning",
+    "include_stop_str_in_output",
     "logit_bias",
+    "max_reasoning_tokens",
     "min_p",
     "min_tokens",
+    "nvext",
+    "presence_penalty",
     "priority",
     "repetition_penalty",
     "seed",
     "skip_special_tokens",
     "stop",
     "stop_token_ids",
+    "structured_outputs",
     "top_k",
+    "truncate_prompt_tokens",
 ];
 
 /// What is said again in the response, beside what the chat's check finds.

@@ -43,6 +43,22 @@ fn a_small_request_is_a_small_chat() {
 }
 
 #[test]
+fn parameters_of_a_chat_pass_as_they_are() {
+    let more = json!({"allowed_token_ids": [1], "bad_words": ["x"], "guided_regex": "a", "include_reasoning": false,
+        "max_reasoning_tokens": 3, "nvext": {"top_k": 2}, "truncate_prompt_tokens": 9, "add_special_tokens": true});
+    let got = chat(&more);
+    for (name, value) in more.as_object().unwrap() {
+        assert_eq!(&got[name], value, "{name}");
+    }
+    for name in ["n", "return_token_ids", "prompt_logprobs", "response_format", "stop"] {
+        assert_eq!(param(&json!({ name: 1 })), name);
+    }
+    let both =
+        json!({"max_reasoning_tokens": 3, "thinking": {"type": "enabled", "budget_tokens": 3}});
+    assert_eq!(param(&both), "max_reasoning_tokens");
+}
+
+#[test]
 fn what_has_another_name_there_has_ours_here() {
     let got = chat(&json!({
         "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],

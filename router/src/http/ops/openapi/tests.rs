@@ -212,6 +212,54 @@ fn asked(reader: Reader, bodies: &[Value], shape: &ObjectShape) -> BTreeMap<Stri
     found
 }
 
+/// What `docs/api.md` says that the other APIs take of the parameters of a chat.
+#[test]
+fn other_apis_take_what_a_chat_takes_but_what_the_documents_name() {
+    let chat = fields::CHAT.own_fields().map(|field| field.name);
+    let all: BTreeSet<&str> = chat.filter(|name| !OF_CHATS_ALONE.contains(name)).collect();
+    for (shape, but) in [
+        (&fields::RESPONSES, &["n", "prompt_logprobs", "response_format", "return_token_ids"][..]),
+        (
+            &fields::MESSAGES,
+            &[
+                "n",
+                "parallel_tool_calls",
+                "prompt_cache_options",
+                "prompt_cache_retention",
+                "prompt_logprobs",
+                "response_format",
+                "return_token_ids",
+                "safety_identifier",
+                "stop",
+                "stream_options",
+                "user",
+            ],
+        ),
+    ] {
+        let own = shape.own_fields().map(|field| field.name);
+        let taken: BTreeSet<&str> = own.chain(shape.as_chat.iter().copied()).collect();
+        let missing: Vec<&str> = all.difference(&taken).copied().collect();
+        assert_eq!(missing, but, "{}", shape.name);
+    }
+}
+
+/// Stated apart in the documents, under other names there, or not taken elsewhere.
+const OF_CHATS_ALONE: [&str; 13] = [
+    "messages",
+    "max_completion_tokens",
+    "max_tokens",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+    "verbosity",
+    "chat_template",
+];
+
 const AS_CHAT: FieldKind = FieldKind::Open;
 
 /// The rows of a shape and of the objects inside, by path.

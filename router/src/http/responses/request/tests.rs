@@ -44,6 +44,20 @@ fn hi() -> Value {
 }
 
 #[test]
+fn parameters_of_a_chat_pass_as_they_are() {
+    let more = json!({"allowed_token_ids": [1], "bad_words": ["x"], "guided_regex": "a", "include_reasoning": false,
+        "max_reasoning_tokens": 3, "nvext": {"top_k": 2}, "presence_penalty": 1, "truncate_prompt_tokens": 9,
+        "add_special_tokens": true});
+    let got = chat(&more);
+    for (name, value) in more.as_object().unwrap() {
+        assert_eq!(&got[name], value, "{name}");
+    }
+    for name in ["n", "return_token_ids", "prompt_logprobs", "response_format"] {
+        assert_eq!(param(&json!({ name: 1 })), name);
+    }
+}
+
+#[test]
 fn a_small_request_is_a_small_chat() {
     assert_eq!(chat(&json!({})), json!({"model": "m", "messages": [hi()]}));
     let said = echo(&json!({}));
