@@ -6,6 +6,7 @@ mod error;
 mod hangup;
 mod leg;
 mod legs;
+mod overdue;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -242,30 +242,6 @@ impl<W> Scheduler<W> {
         Some(leg.ended(output.tokens, self.block_tokens, now_ms))
     }
 
-    /// Takes back the predictions of legs whose first token is overdue. How many legs these were.
-    pub fn expire_leases(&mut self, now_ms: f64) -> usize {
-        let mut expired = 0;
-        while let Some(request) = self.leases.next_due(now_ms) {
-            let Some(leg) = self.legs.get_mut(&request) else { continue };
-            if !std::mem::take(&mut leg.booked) {
-                continue; // its first token came
-            }
-            if let Ok(i) = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id) {
-                self.holdings.unbook(&self.workers[i].places, leg.part, &leg.keys);
-            }
-            expired += 1;
-        }
-        expired
-    }
-
-    /// The blocks of a leg are booked: until its lease ends.
-    fn lease(&mut self, request: RequestId, lease_ms: f64) {
-        self.leases.set(request, lease_ms);
-        let legs = &self.legs;
-        let is_booked = |request| legs.get(&request).is_some_and(|leg: &BookedLeg| leg.booked);
-        self.leases.tidy(legs.len(), is_booked);
-    }
-
     /// A pull of so many bytes by worker `to` from the worker named `from` took so many ms, those of waiting for `from` to
     /// compute them left out.
     pub fn transferred(&mut self, to: WorkerId, from: &str, bytes: u64, ms: f64, now_ms: f64) {

@@ -1,6 +1,7 @@
 //! What the scheduler remembers of a leg from its placement to its end.
 
 mod deadlines;
+mod leases;
 
 use std::sync::Arc;
 

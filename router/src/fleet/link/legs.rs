@@ -5,13 +5,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use super::hangup::Hangup;
 use super::leg::{LegHandle, LegState, LegWork};
+use super::overdue::FREED_TIMEOUT;
 use super::{Lease, Link, LinkError, NotTaken};
 use crate::core::blocks::tokens_le;
 use crate::core::frame::{
@@ -25,16 +25,13 @@ use crate::limits::memory::Refused;
 use crate::metrics::{Metrics, Observations};
 use crate::process::lock::Held;
 
-/// A worker frees the blocks of a cancelled request in this time. A guess: a long prefill step on a CPU fits in.
-const FREED_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// See the head of this file.
 #[derive(Debug, Default)]
 pub(super) struct Legs {
     pub(super) closed: bool,
-    by_request: HashMap<RequestId, LegHandle>,
+    pub(super) by_request: HashMap<RequestId, LegHandle>,
     /// When legs may have taken too long: those that the worker has, as their readers may stall, and those that were cancelled.
-    deadlines: LegDeadlines,
+    pub(super) deadlines: LegDeadlines,
     /// Frames that overtake submits. At most one cancel for each leg, and a few more.
     pub(super) urgent: Vec<Frame>,
     pub(super) pinged: bool,
@@ -80,17 +77,6 @@ impl Legs {
             self.look_at(submit.request, look_ms);
         }
         Some(later)
-    }
-
-    fn look_at(&mut self, request: RequestId, at_ms: f64) {
-        self.deadlines.set(request, at_ms);
-        let legs = &self.by_request;
-        self.deadlines.tidy(legs.len(), |request| legs.contains_key(&request));
-    }
-
-    /// Legs that are due, and so may have taken too long.
-    fn due(&mut self, now_ms: f64) -> Vec<RequestId> {
-        std::iter::from_fn(|| self.deadlines.next_due(now_ms)).collect()
     }
 
     /// Tells the worker of a leg something about it, after its submit.
@@ -384,49 +370,6 @@ impl Link {
             self.registry.metrics.legs.ended.inc(outcome);
             leg.fail(self.lost(Arc::clone(&error)), self.id, true);
         }
-    }
-
-    /// Ends what takes too long: legs whose reader takes nothing, cancels without an answer. Each leg is looked at when that
-    /// may be so for the first time, and from then on as often as a stall is long.
-    pub(super) fn sweep_legs(&self, now: Instant, stall: Duration) {
-        let (mut stalled, mut released) = (Vec::new(), Vec::new());
-        let mut legs = self.legs();
-        for request in legs.due(self.registry.at_ms(now)) {
-            let Some(leg) = legs.by_request.get(&request) else { continue };
-            let again = match &leg.state {
-                LegState::Cancelled(since) => {
-                    let until = *since + FREED_TIMEOUT;
-                    if until <= now {
-                        released.push((request, leg.output(false)));
-                        continue;
-                    }
-                    until
-                }
-                LegState::Sent(mailbox) => match mailbox.unread_since() {
-                    Some(since) if now - since > stall => {
-                        stalled.push((request, Arc::clone(mailbox)));
-                        continue; // it is cancelled below, and looked at again for that
-                    }
-                    unread => unread.unwrap_or(now) + stall,
-                },
-                LegState::Queued(_) => continue,
-            };
-            legs.look_at(request, self.registry.at_ms(again));
-        }
-        for (request, _) in &released {
-            let Some(leg) = legs.by_request.remove(request) else { continue };
-            tracing::warn!(worker = self.worker, request = request.0, "cancelled, never freed");
-            self.registry.metrics.legs.ended.inc("never_freed");
-            leg.hangup.void();
-        }
-        drop(legs);
-        for (request, mailbox) in stalled {
-            tracing::info!(worker = self.worker, request = request.0, "the client takes nothing");
-            self.registry.metrics.legs.stalled.inc();
-            self.cancel(request, Some("stalled"));
-            mailbox.fail(RouteError::ClientGone, self.id);
-        }
-        self.registry.ended(self.id, &released);
     }
 
     // ---- what the worker says of legs ----
