@@ -165,8 +165,8 @@ mod tests {
         std::future::poll_fn(|context| {
             socket.wire().stream.plain().unwrap().poll_write_ready(context)
         })
-            .await
-            .unwrap();
+        .await
+        .unwrap();
         assert!(shut(&socket) && !is_gone_within_a_minute(&socket).await);
         client.readable().await.unwrap();
         let heard = heard(&client);

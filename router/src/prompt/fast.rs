@@ -7,23 +7,21 @@
 //! [`super::tokenize`] when a model is loaded.
 
 mod classes;
+mod form;
 mod merges;
 mod spelled;
 mod split;
 mod words;
 
-use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::{ModelWrapper, NormalizedString, Normalizer as _, Tokenizer};
 
-use self::classes::{COMPOSED, Classes};
+use self::form::Form;
 use self::merges::{Merges, Symbols};
-use self::spelled::SpelledSpaces;
-use self::split::Splitter;
 use self::words::{WordTokens, Words};
-use super::pipeline::{Pipeline, kind};
+use super::pipeline::Pipeline;
 
 /// A tokenizer that is written out.
 #[derive(Debug)]
@@ -36,19 +34,6 @@ pub(super) struct FastEncoder {
     merges: Merges,
     /// One for each thread that was here at once.
     desks: Mutex<Vec<Desk>>,
-}
-
-/// How a text gets to the model.
-#[derive(Debug)]
-enum Form {
-    /// As bytes, cut into words.
-    Bytes {
-        splitter: Splitter,
-        /// Characters are composed (NFC).
-        composes: Option<&'static Classes>,
-    },
-    /// As characters.
-    Chars(SpelledSpaces),
 }
 
 /// What one thread works with.
@@ -95,11 +80,7 @@ impl FastEncoder {
         Ok(Self {
             raw: AddedTokens::new(raw)?,
             normalized: AddedTokens::new(normalized)?,
-            form: if on_bytes {
-                Form::bytes(&pipeline)?
-            } else {
-                Form::Chars(SpelledSpaces::new(&pipeline, model)?)
-            },
+            form: Form::new(&pipeline, model, on_bytes)?,
             merges: Merges::new(model, on_bytes, json)?,
             desks: Mutex::default(),
         })
@@ -169,30 +150,6 @@ impl FastEncoder {
     /// No code that can panic runs under this lock.
     fn desks(&self) -> std::sync::MutexGuard<'_, Vec<Desk>> {
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Form {
-    fn bytes(pipeline: &Pipeline) -> Result<Self, &'static str> {
-        let steps: Vec<&str> = pipeline.normalizers.iter().map(kind).collect();
-        let composes = match steps[..] {
-            [] => None,
-            ["NFC"] => Some(Classes::get()?),
-            _ => return Err("its normaliser is not written out"),
-        };
-        Ok(Self::Bytes { splitter: Splitter::new(pipeline)?, composes })
-    }
-
-    fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let classes = match self {
-            Self::Bytes { composes: Some(classes), .. } => classes,
-            Self::Bytes { composes: None, .. } => return Cow::Borrowed(text),
-            Self::Chars(spaces) => return spaces.normalize(text),
-        };
-        if text.is_ascii() || text.chars().all(|c| classes.of(c as u32) & COMPOSED != 0) {
-            return Cow::Borrowed(text);
-        }
-        Cow::Owned(NormalizedString::from(text).nfc().get().to_owned())
     }
 }
 
