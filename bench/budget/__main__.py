@@ -24,7 +24,7 @@ from typing import Any
 
 from bench.budget import rules
 from bench.budget.counts import Counts, NotCountedError, callgrind, read, strace
-from bench.budget.rules import each, lines, over, table, written
+from bench.budget.rules import each, lines, table, verdict, written
 from bench.budget.rules import read as read_budgets
 from bench.helpers import page
 from bench.helpers.report import ROOT, origin
@@ -201,8 +201,8 @@ def main() -> None:
         page.write(COMMAND, rules.page(FILE.read_text(), WHAT))
     if args.out is not None:
         keep(args.out, {**came_from, "measured": measured})
-    if exceeded := over(found):
-        sys.exit("\n".join(["over its budget:", *exceeded]))
+    if failed := verdict(found, budgets):
+        sys.exit("\n".join(["bench-budget failed:", *failed]))
 
 
 def keep(path: Path, result: dict[str, Any]) -> None:

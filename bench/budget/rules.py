@@ -73,6 +73,15 @@ def over(found: list[Line]) -> list[str]:
     ]
 
 
+def verdict(found: list[Line], budgets: dict[str, dict[str, Any]]) -> list[str]:
+    """Why a check fails, in words; empty where it passes. Nothing to hold counts to is no pass."""
+    without = [line for line in found if line.measured is not None and line.budget is None]
+    if not budgets:
+        return ["there are no budgets; `python -m bench.budget --write` makes them"]
+    named = [f"{line.case}: {line.count} has no budget" for line in without]
+    return named + over(found)
+
+
 def shown(value: float | None) -> str:
     if value is None:
         return "-"

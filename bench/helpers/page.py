@@ -8,6 +8,7 @@ from bench.helpers.report import ROOT
 
 PAGE = ROOT / "docs/benchmarks.md"
 END = "<!-- end -->"
+NOTHING = "Not measured yet: there is no result."
 
 
 def begin(command: str) -> str:

@@ -24,7 +24,6 @@ mod replay;
 mod report;
 mod sim;
 mod trace;
-mod writes;
 
 /// Exit statuses; clap gives 2 as well.
 const FAILED: u8 = 1;
@@ -57,7 +56,7 @@ enum Command {
     /// Time to first token over a bare worker link, in the router's place.
     Link(link::LinkArgs),
     /// Events by a bare loop of writes, in the router's place.
-    Writes(writes::WritesArgs),
+    Writes(peers::writes::WritesArgs),
     /// Scheduling decisions alone, on one core.
     Decide(parts::decide::DecideArgs),
     /// The block index alone, on one core.
@@ -127,7 +126,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             print_json(&serde_json::to_value(peers::stalled::run(&args)?)?);
         }
         Command::Sim(args) => sim::run(&args)?,
-        Command::Writes(args) => writes::run(&args)?,
+        Command::Writes(args) => peers::writes::run(&args)?,
         Command::Link(args) => {
             print_json(&serde_json::to_value(one_thread()?.block_on(link::run(&args))?)?);
         }

@@ -1,4 +1,6 @@
-//! What measures Headrace beside other routers (`bench/peers/`): a worker that those can proxy, and clients that read nothing.
+//! What a router is measured beside: a bare loop of writes, and other routers (`bench/peers/`), which need a worker that they can
+//! proxy, and clients that read nothing.
 
 pub(crate) mod http_worker;
 pub(crate) mod stalled;
+pub(crate) mod writes;

@@ -117,6 +117,18 @@ def test_the_part_of_the_documents_is_made_from_the_file_alone() -> None:
     assert "| a token | instructions | 8,000 | 8,800 | 5,000 |" in text
 
 
+def test_a_check_fails_without_a_budget_to_hold_a_count_to() -> None:
+    budgets = {"token": {"syscalls": {"measured": 1.0, "budget": 1.5}}}
+
+    def verdict(counts: dict[str, float], known: dict[str, Any]) -> list[str]:
+        return rules.verdict(rules.lines({"token": counts}, known), known)
+
+    assert verdict({"syscalls": 1.0}, budgets) == []
+    assert verdict({"syscalls": 2.0}, budgets) == ["token: 2.00 syscalls, the budget is 1.50"]
+    assert verdict({"syscalls": 1.0, "futexes": 0.0}, budgets) == ["token: futexes has no budget"]
+    assert "no budgets" in verdict({"syscalls": 1.0}, {})[0]
+
+
 def test_the_table_marks_what_is_over() -> None:
     found = [rules.Line("token", "syscalls", 2.0, 1.5, None)]
     assert "| 2.00 **over** | 1.50 | - |" in rules.table(found, {})

@@ -14,24 +14,13 @@ PAGE = page.PAGE.read_text()
 
 def test_the_tables_of_other_routers_are_those_of_their_result() -> None:
     result = table.RESULT
-    wanted = table.table(json.loads(result.read_text())).strip() if result.exists() else ""
+    wanted = (
+        table.table(json.loads(result.read_text())).strip() if result.exists() else page.NOTHING
+    )
     assert page.split(PAGE, table.COMMAND)[1] == wanted
 
 
 def test_the_table_of_budgets_is_that_of_their_file() -> None:
     file = budget.FILE
-    wanted = rules.page(file.read_text(), budget.WHAT).strip() if file.exists() else ""
+    wanted = rules.page(file.read_text(), budget.WHAT).strip() if file.exists() else page.NOTHING
     assert page.split(PAGE, budget.COMMAND)[1] == wanted
-
-
-def test_a_file_of_budgets_has_all_cases_and_holds_itself() -> None:
-    if not budget.FILE.exists():
-        return
-    budgets = rules.read(budget.FILE.read_text())
-    assert budgets.keys() == budget.CASES.keys()
-    measured = {
-        case: {count: part["measured"] for count, part in counts.items()}
-        for case, counts in budgets.items()
-    }
-    assert all(counts.keys() == rules.MARGINS.keys() for counts in measured.values())
-    assert rules.over(rules.lines(measured, budgets)) == []
