@@ -188,15 +188,31 @@ pub(super) async fn retrieve(
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Response, Reject> {
-    if query(&request).any(|(name, value)| name == "stream" && value == "true") {
-        let why = "a response is streamed once, to who made it";
-        return Err(unsupported("stream", why).into());
-    }
+    is_whole(query(&request))?;
     let asked = Asked::of(surface, id, &request)?;
     match asked.running() {
         Some(running) => Ok(running),
         None => Ok(sent(&*asked.stored().await?)),
     }
+}
+
+/// # Errors
+/// A stream is asked for, or something that is not known.
+fn is_whole<'a>(query: impl Iterator<Item = (&'a str, &'a str)>) -> Result<(), RouteError> {
+    let mut said = false;
+    for (name, value) in query {
+        let wrong = |problem: &str| bad(clip(name), format!("`{}` {problem}", clip(name)));
+        match name {
+            "stream" if value == "false" && !said => said = true,
+            "stream" if value == "true" => {
+                return Err(unsupported(name, "a response is streamed once, to who made it"));
+            }
+            "stream" => return Err(wrong("must be false, once")),
+            name if name.starts_with("include") => {} // of what responses have here anyway
+            _ => return Err(wrong("is not known here")),
+        }
+    }
+    Ok(())
 }
 
 /// Forgets a response.

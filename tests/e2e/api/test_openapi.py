@@ -48,6 +48,8 @@ def answered(document: dict[str, Any], method: str, path: str, reply: Reply) -> 
     response = responses[str(reply.status)]
     if "$ref" in response:
         response = document["components"]["responses"][response["$ref"].rsplit("/", 1)[1]]
+    for name, header in response["headers"].items():
+        assert name.lower() in reply.headers or not header["required"], f"{method} {path}: {name}"
     media = reply.headers["content-type"].split(";")[0]
     schema = response["content"][media]["schema"]
     if media == "application/json":
@@ -164,6 +166,12 @@ def test_what_is_stored_of_a_response_is_documented(
         wrong = server.get(f"/v1/responses/{made}/input_items?{query}")
         answered(document, "get", f"{path}/input_items", wrong)
         assert wrong.status == 400
+    for query in ("stream=true", "stream=null", "stream=false&stream=false", "starting_after=1"):
+        wrong = server.get(f"/v1/responses/{made}?{query}")
+        answered(document, "get", path, wrong)
+        assert (wrong.status, wrong.error["param"]) == (400, query.partition("=")[0])
+    for query in ("", "stream=false", "stream=false&include[]=reasoning.encrypted_content"):
+        assert server.get(f"/v1/responses/{made}?{query}").status == 200
     answered(document, "post", f"{path}/cancel", server.post(f"/v1/responses/{made}/cancel", {}))
     deleted = server.send("DELETE", f"/v1/responses/{made}", None, {})
     answered(document, "delete", path, deleted)

@@ -92,6 +92,26 @@ impl ErrorForm {
     }
 }
 
+/// A header that an answer always has.
+fn header(schema: &Value, about: &str) -> Value {
+    json!({"required": true, "schema": schema, "description": about})
+}
+
+/// Headers of every answer.
+pub(super) fn headers() -> Map<String, Value> {
+    let name = header(&json!({"type": "string", "minLength": 1, "maxLength": 128}), "Its name.");
+    [("X-Request-ID".to_owned(), name)].into_iter().collect()
+}
+
+/// Headers of answers that a worker generated.
+pub(super) fn headers_of_generations() -> [(String, Value); 2] {
+    let text = json!({"type": "string", "minLength": 1});
+    let mut stages = header(&text, "Milliseconds of its stages, where they are known.");
+    stages["required"] = false.into();
+    let worker = header(&text, "The worker that generates.");
+    [("X-Headrace-Worker".to_owned(), worker), ("Server-Timing".to_owned(), stages)]
+}
+
 /// A response for each status of [`ERRORS`] in each form.
 pub(super) fn responses() -> Map<String, Value> {
     let response = |form: ErrorForm, (status, about, codes): (u16, &str, &[&str])| {
@@ -103,9 +123,12 @@ pub(super) fn responses() -> Map<String, Value> {
             "description": description,
             "content": {"application/json": {"schema": named(form.schema())}},
         });
+        let mut headers = headers();
         if status == 429 || status == 503 {
-            response["headers"] = json!({"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."}});
+            let seconds = json!({"type": "integer", "minimum": 1});
+            headers.insert("Retry-After".into(), header(&seconds, "Seconds."));
         }
+        response["headers"] = headers.into();
         (form.response(status).1, response)
     };
     let forms = [ErrorForm::OpenAi, ErrorForm::Anthropic];

@@ -42,6 +42,8 @@ pub(super) enum FieldKind {
     Object(&'static ObjectShape),
     /// An array of such objects.
     Objects(&'static ObjectShape),
+    /// An array of at least one of them.
+    SomeObjects(&'static ObjectShape),
     /// A text, or an array of such objects.
     TextOr(&'static ObjectShape),
     /// One of these texts, or such an object.
@@ -62,6 +64,8 @@ pub(super) struct ObjectShape {
     pub(super) fields: &'static [&'static [Field]],
     /// Names of further fields, which are those of a chat.
     pub(super) as_chat: &'static [&'static str],
+    /// Of these fields one has to be there.
+    pub(super) one_of: &'static [&'static str],
 }
 
 impl ObjectShape {
@@ -71,7 +75,7 @@ impl ObjectShape {
         about: &'static str,
         fields: &'static [&'static [Field]],
     ) -> Self {
-        Self { name, about, fields, as_chat: &[] }
+        Self { name, about, fields, as_chat: &[], one_of: &[] }
     }
 
     /// Fields that are its own.
@@ -114,6 +118,10 @@ impl ObjectShape {
         if !required.is_empty() {
             schema["required"] = required.into();
         }
+        if !self.one_of.is_empty() {
+            let one = |name: &&str| json!({"required": [name]});
+            schema["anyOf"] = self.one_of.iter().map(one).collect();
+        }
         schema
     }
 }
@@ -151,6 +159,7 @@ impl FieldKind {
         match *self {
             Self::Object(inner)
             | Self::Objects(inner)
+            | Self::SomeObjects(inner)
             | Self::TextOr(inner)
             | Self::WordsOr(_, inner) => Some(inner),
             Self::Boolean
@@ -177,6 +186,9 @@ impl FieldKind {
             }
             Self::Object(shape) => named(shape.name),
             Self::Objects(shape) => json!({"type": "array", "items": named(shape.name)}),
+            Self::SomeObjects(shape) => {
+                json!({"type": "array", "items": named(shape.name), "minItems": 1})
+            }
             Self::TextOr(shape) => {
                 let objects = json!({"type": "array", "items": named(shape.name), "minItems": 1});
                 json!({"anyOf": [text(), objects]})

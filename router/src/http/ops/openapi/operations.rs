@@ -1,9 +1,14 @@
 //! Paths and methods, each with who may ask, what it reads and what it answers. A test compares them with the routes.
 
+mod links;
+mod table;
+
 use serde_json::{Map, Value, json};
 
-use super::answers::ErrorForm;
-use super::fields::{self, ObjectShape, named};
+use super::answers::{self, ErrorForm};
+use super::fields::{ObjectShape, named};
+
+pub(super) use table::OPERATIONS;
 
 /// Who may ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,380 +53,8 @@ pub(super) struct Operation {
 /// A name after the `?`, the schema of its value, and what it means.
 type QueryField = (&'static str, fn() -> Value, &'static str);
 
-const CHUNKS: &str = "With `stream`: lines `data:` with such an object, then `data: [DONE]`. What fails after the first event is \
-    an event with an Error, and no [DONE] follows.";
-const RESPONSE_EVENTS: &str = "With `stream`: `event:` with its type and `data:` with such an object. The last one is \
-    `response.completed` or `response.incomplete`; where something fails, `error` and `response.failed`.";
-const MESSAGE_EVENTS: &str = "With `stream`: `event:` with its type and `data:` with such an object. The last one is `message_stop`; \
-    where something fails, `error` with a MessageError.";
-
 /// Bodies that are read may be wrong in these ways.
 const BODY_ERRORS: [u16; 4] = [400, 408, 413, 415];
-
-const fn get(
-    path: &'static str,
-    id: &'static str,
-    about: &'static str,
-    answer: SuccessBody,
-) -> Operation {
-    Operation {
-        path,
-        method: "get",
-        id,
-        tag: "server",
-        about,
-        callers: Callers::Everybody,
-        body: None,
-        query: &[],
-        status: 200,
-        answer,
-        errors: &[],
-        error_form: ErrorForm::OpenAi,
-    }
-}
-
-const fn post(
-    path: &'static str,
-    id: &'static str,
-    about: &'static str,
-    body: &'static ObjectShape,
-    answer: SuccessBody,
-) -> Operation {
-    let operation = get(path, id, about, answer);
-    Operation {
-        method: "post",
-        body: Some(body),
-        callers: Callers::Clients,
-        errors: &[404, 429, 500, 503, 504],
-        ..operation
-    }
-}
-
-/// Of Anthropic's API.
-const fn anthropic(
-    path: &'static str,
-    id: &'static str,
-    about: &'static str,
-    body: &'static ObjectShape,
-    answer: SuccessBody,
-) -> Operation {
-    let operation = post(path, id, about, body, answer);
-    Operation { tag: "generation", error_form: ErrorForm::Anthropic, ..operation }
-}
-
-/// About one response, by its id.
-const fn of_response(
-    path: &'static str,
-    method: &'static str,
-    id: &'static str,
-    about: &'static str,
-    answer: SuccessBody,
-) -> Operation {
-    let operation = get(path, id, about, answer);
-    Operation { method, tag: "generation", callers: Callers::Clients, errors: &[404], ..operation }
-}
-
-pub(super) const OPERATIONS: &[Operation] = &[
-    Operation {
-        tag: "generation",
-        ..post(
-            "/v1/responses",
-            "respond",
-            "Makes a response, whole or streamed, and stores it.",
-            &fields::RESPONSES,
-            SuccessBody::JsonOrEvents("Response", "ResponseEvent", RESPONSE_EVENTS),
-        )
-    },
-    Operation {
-        query: &[("stream", || json!({"const": "false"}), "A response is streamed once.")],
-        ..of_response(
-            "/v1/responses/{response}",
-            "get",
-            "response",
-            "A stored response, or one that runs.",
-            SuccessBody::Json("Response"),
-        )
-    },
-    of_response(
-        "/v1/responses/{response}",
-        "delete",
-        "delete_response",
-        "Forgets a response.",
-        SuccessBody::Json("Deleted"),
-    ),
-    of_response(
-        "/v1/responses/{response}/cancel",
-        "post",
-        "cancel_response",
-        "Ends a response that is streamed.",
-        SuccessBody::Json("Response"),
-    ),
-    Operation {
-        query: &[
-            ("after", || json!({"type": "string"}), "The id of the item before the first one."),
-            (
-                "limit",
-                || json!({"type": "integer", "minimum": 1, "maximum": 100}),
-                "Most items; 20 where left out.",
-            ),
-            ("order", || json!({"enum": ["asc", "desc"]}), "The last one first where left out."),
-        ],
-        ..of_response(
-            "/v1/responses/{response}/input_items",
-            "get",
-            "response_input",
-            "The items of its request, page by page.",
-            SuccessBody::Json("ItemList"),
-        )
-    },
-    anthropic(
-        "/v1/messages",
-        "message",
-        "Answers a conversation, whole or streamed.",
-        &fields::MESSAGES,
-        SuccessBody::JsonOrEvents("Message", "MessageEvent", MESSAGE_EVENTS),
-    ),
-    anthropic(
-        "/v1/messages/count_tokens",
-        "count_message",
-        "Counts the tokens of the prompt of a conversation.",
-        &fields::COUNT,
-        SuccessBody::Json("MessageTokens"),
-    ),
-    Operation {
-        tag: "generation",
-        ..post(
-            "/v1/chat/completions",
-            "chat",
-            "Answers a chat, whole or streamed.",
-            &fields::CHAT,
-            SuccessBody::JsonOrEvents("ChatCompletion", "ChatCompletionChunk", CHUNKS),
-        )
-    },
-    Operation {
-        tag: "generation",
-        ..post(
-            "/v1/completions",
-            "complete",
-            "Continues texts or lists of token ids, whole or streamed.",
-            &fields::COMPLETION,
-            SuccessBody::JsonOrEvents("Completion", "CompletionChunk", CHUNKS),
-        )
-    },
-    Operation {
-        tag: "vectors",
-        ..post(
-            "/v1/embeddings",
-            "embed",
-            "Texts as vectors.",
-            &fields::EMBEDDINGS,
-            SuccessBody::Json("Embeddings"),
-        )
-    },
-    Operation {
-        tag: "vectors",
-        ..post(
-            "/v1/rerank",
-            "rerank",
-            "Documents by how alike they are to a query: the cosine of their vectors.",
-            &fields::RERANK,
-            SuccessBody::Json("Ranking"),
-        )
-    },
-    Operation {
-        tag: "vectors",
-        ..post(
-            "/v2/rerank",
-            "rerank_v2",
-            "As /v1/rerank.",
-            &fields::RERANK,
-            SuccessBody::Json("Ranking"),
-        )
-    },
-    Operation {
-        tag: "vectors",
-        ..post(
-            "/rerank",
-            "rerank_short",
-            "As /v1/rerank.",
-            &fields::RERANK,
-            SuccessBody::Json("Ranking"),
-        )
-    },
-    Operation {
-        tag: "vectors",
-        ..post(
-            "/v1/score",
-            "score",
-            "How alike texts are: the cosine of their vectors.",
-            &fields::SCORE,
-            SuccessBody::Json("Scores"),
-        )
-    },
-    Operation {
-        tag: "vectors",
-        ..post(
-            "/score",
-            "score_short",
-            "As /v1/score.",
-            &fields::SCORE,
-            SuccessBody::Json("Scores"),
-        )
-    },
-    Operation {
-        tag: "models",
-        callers: Callers::Clients,
-        ..get(
-            "/v1/models",
-            "models",
-            "The models that are served; with the header `anthropic-version`, as Anthropic lists them.",
-            SuccessBody::Json("ModelList"),
-        )
-    },
-    Operation {
-        tag: "models",
-        callers: Callers::Clients,
-        errors: &[404],
-        ..get(
-            "/v1/models/{name}",
-            "model",
-            "One model; its name may hold slashes.",
-            SuccessBody::Json("Model"),
-        )
-    },
-    Operation {
-        tag: "tokens",
-        ..post(
-            "/tokenize",
-            "tokenize",
-            "A text or a chat as token ids.",
-            &fields::TOKENIZE,
-            SuccessBody::Json("Tokens"),
-        )
-    },
-    Operation {
-        tag: "tokens",
-        ..post(
-            "/detokenize",
-            "detokenize",
-            "Token ids as text, special tokens included.",
-            &fields::DETOKENIZE,
-            SuccessBody::Json("Text"),
-        )
-    },
-    Operation {
-        tag: "tokens",
-        ..post(
-            "/v1/tokenize",
-            "tokenize_v1",
-            "As /tokenize.",
-            &fields::TOKENIZE,
-            SuccessBody::Json("Tokens"),
-        )
-    },
-    Operation {
-        tag: "tokens",
-        ..post(
-            "/v1/detokenize",
-            "detokenize_v1",
-            "As /detokenize.",
-            &fields::DETOKENIZE,
-            SuccessBody::Json("Text"),
-        )
-    },
-    Operation {
-        tag: "tokens",
-        callers: Callers::Clients,
-        errors: &[404],
-        ..get(
-            "/tokenizer_info",
-            "tokenizer_info",
-            "The tokenizer and the chat template of the only model.",
-            SuccessBody::Json("TokenizerInfo"),
-        )
-    },
-    Operation {
-        tag: "tokens",
-        callers: Callers::Clients,
-        errors: &[404],
-        ..get(
-            "/tokenizer_info/{name}",
-            "tokenizer_info_of",
-            "The same of one model; its name may hold slashes.",
-            SuccessBody::Json("TokenizerInfo"),
-        )
-    },
-    get("/health", "health", "The process answers.", SuccessBody::Json("Status")),
-    Operation {
-        errors: &[503],
-        ..get("/ready", "ready", "A worker takes work.", SuccessBody::Json("Status"))
-    },
-    Operation {
-        errors: &[401, 403],
-        ..get(
-            "/metrics",
-            "metrics",
-            "Prometheus metrics; OpenMetrics for scrapers that accept it. For processes of the router's machine and for keys \
-             of operators, unless the server shows them to everybody.",
-            SuccessBody::Text("text/plain"),
-        )
-    },
-    get("/version", "version", "The version of the server.", SuccessBody::Json("Version")),
-    get("/openapi.json", "openapi", "This document.", SuccessBody::Json("Document")),
-    get("/docs", "docs", "A page that shows this document.", SuccessBody::Text("text/html")),
-    get(
-        "/docs/page.js",
-        "docs_script",
-        "The script of the page.",
-        SuccessBody::Text("text/javascript"),
-    ),
-    get("/docs/page.css", "docs_style", "The style of the page.", SuccessBody::Text("text/css")),
-    Operation {
-        tag: "operators",
-        callers: Callers::Operators,
-        ..get(
-            "/workers",
-            "workers",
-            "Every worker and every group of ranks.",
-            SuccessBody::Json("Workers"),
-        )
-    },
-    Operation {
-        tag: "operators",
-        callers: Callers::Operators,
-        errors: &[404],
-        ..get(
-            "/workers/{worker}/drain",
-            "drain_state",
-            "How a drain goes.",
-            SuccessBody::Json("Drain"),
-        )
-    },
-    Operation {
-        tag: "operators",
-        callers: Callers::Operators,
-        status: 202,
-        errors: &[404, 409, 429],
-        ..post(
-            "/workers/{worker}/drain",
-            "drain",
-            "Asks a worker to leave.",
-            &fields::DRAIN,
-            SuccessBody::Json("Drain"),
-        )
-    },
-    Operation {
-        tag: "operators",
-        callers: Callers::Owners,
-        errors: &[404],
-        ..get(
-            "/decisions/{request}",
-            "decisions",
-            "Why a request went where it went.",
-            SuccessBody::Json("Decisions"),
-        )
-    },
-];
 
 /// `paths` of the document.
 pub(super) fn paths() -> Map<String, Value> {
@@ -451,8 +84,8 @@ impl Operation {
             json!({"name": name, "in": "query", "description": about, "schema": schema()})
         }));
         if matches!(self.answer, SuccessBody::JsonOrEvents(..)) {
-            parameters.extend(HEADERS.map(|(name, about)| {
-                json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}})
+            parameters.extend(HEADERS.map(|(name, schema, about)| {
+                json!({"name": name, "in": "header", "description": about, "schema": schema()})
             }));
         }
         if !parameters.is_empty() {
@@ -489,11 +122,17 @@ impl Operation {
             }),
             SuccessBody::Text(media) => json!({media: {"schema": {"type": "string"}}}),
         };
+        let mut headers = answers::headers();
+        if matches!(self.answer, SuccessBody::JsonOrEvents(..)) {
+            headers.extend(answers::headers_of_generations());
+        }
+        let mut success =
+            json!({"description": self.about, "content": content, "headers": headers});
+        if let Some(links) = links::of(self.id) {
+            success["links"] = links;
+        }
         let mut responses = Map::new();
-        responses.insert(
-            self.status.to_string(),
-            json!({"description": self.about, "content": content}),
-        );
+        responses.insert(self.status.to_string(), success);
         let mut errors = vec![400, 421];
         errors.extend(self.errors);
         if self.body.is_some() {
@@ -516,14 +155,31 @@ impl Operation {
     }
 }
 
-/// Headers of generations that change something.
-const HEADERS: [(&str, &str); 5] = [
-    ("X-Request-ID", "Name of the request, 1 to 128 printable ASCII characters."),
-    ("X-Session-ID", "The session that it belongs to, for placement."),
+/// Headers of generations that change something, each with the schema of its value.
+const HEADERS: [(&str, fn() -> Value, &str); 5] = [
+    (
+        "X-Request-ID",
+        || json!({"type": "string"}),
+        "Name of the request, 1 to 128 printable ASCII characters; another one gets a new name.",
+    ),
+    (
+        "X-Session-ID",
+        || json!({"type": "string"}),
+        "The session that it belongs to, for placement.",
+    ),
     (
         "X-Headrace-Tenant",
+        || json!({"type": "string", "minLength": 1, "maxLength": 128}),
         "Whose share of the service it takes, 1 to 128 bytes, where no key says it.",
     ),
-    ("X-Headrace-TTFT-Deadline-Ms", "Milliseconds to the first token, 0 to 86,400,000."),
-    ("X-Headrace-Explain", "1: the answer's headers say why it went where it went."),
+    (
+        "X-Headrace-TTFT-Deadline-Ms",
+        || json!({"type": "integer", "minimum": 0, "maximum": 86_400_000}),
+        "Milliseconds to the first token; 0: no deadline.",
+    ),
+    (
+        "X-Headrace-Explain",
+        || json!({"enum": ["0", "1", "false", "true"]}),
+        "1: the answer's headers say why it went where it went.",
+    ),
 ];

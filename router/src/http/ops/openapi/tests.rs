@@ -278,7 +278,9 @@ fn documented(
             FieldKind::Object(inner) | FieldKind::WordsOr(_, inner) => {
                 documented(inner, &path, found);
             }
-            FieldKind::Objects(inner) | FieldKind::TextOr(inner) => {
+            FieldKind::Objects(inner)
+            | FieldKind::SomeObjects(inner)
+            | FieldKind::TextOr(inner) => {
                 documented(inner, &format!("{path}[]"), found);
             }
             FieldKind::Boolean
@@ -308,9 +310,13 @@ fn agrees(kind: &FieldKind, asked: AskedAs) -> bool {
         | (FieldKind::Boolean, AskedAs::Boolean)
         | (FieldKind::Text | FieldKind::Words(_), AskedAs::Text)
         | (FieldKind::Object(_) | FieldKind::Open, AskedAs::Object)
-        | (FieldKind::Objects(_) | FieldKind::TextOr(_) | FieldKind::Array(_), AskedAs::Array) => {
-            true
-        }
+        | (
+            FieldKind::Objects(_)
+            | FieldKind::SomeObjects(_)
+            | FieldKind::TextOr(_)
+            | FieldKind::Array(_),
+            AskedAs::Array,
+        ) => true,
         (FieldKind::Integer(from, to), AskedAs::Integer(least, most)) => {
             (*from, *to) == (least, most)
         }
@@ -367,7 +373,7 @@ fn the_document_has_the_routes_and_no_others() {
     }
     let documented =
         operations::OPERATIONS.iter().map(|one| (one.path.to_owned(), one.method)).collect();
-    assert_eq!(routes, documented, "routes of http.rs beside rows of openapi/operations.rs");
+    assert_eq!(routes, documented, "routes of http.rs beside rows of openapi/operations/table.rs");
 }
 
 #[test]
@@ -398,6 +404,34 @@ fn every_reference_leads_somewhere() {
         let place = reference.strip_prefix('#').unwrap();
         assert!(document.pointer(place).is_some(), "{reference}");
     }
+}
+
+/// A link of an answer leads to an operation, and fills what stands in its path.
+#[test]
+fn every_link_leads_to_an_operation() {
+    let document = whole();
+    let mut found = 0;
+    let paths = document["paths"].as_object().unwrap();
+    let operations: BTreeMap<&str, &str> = paths
+        .iter()
+        .flat_map(|(path, methods)| {
+            let methods = methods.as_object().unwrap().values();
+            methods.map(move |one| (one["operationId"].as_str().unwrap(), path.as_str()))
+        })
+        .collect();
+    for operation in paths.values().flat_map(|methods| methods.as_object().unwrap().values()) {
+        let answers = operation["responses"].as_object().unwrap().values();
+        for link in answers.filter_map(|answer| answer["links"].as_object()).flatten() {
+            let (_, link) = link;
+            let path = operations[link["operationId"].as_str().unwrap()];
+            let filled: Vec<_> = link["parameters"].as_object().unwrap().keys().collect();
+            let [name] = filled[..] else { panic!("{link}") };
+            assert!(path.contains(&format!("{{{name}}}")), "{path}: {link}");
+            assert!(!path.ends_with("/drain") || link["operationId"] == "drain_state", "{link}");
+            found += 1;
+        }
+    }
+    assert_eq!(found, 12);
 }
 
 fn collect(value: &Value, found: &mut Vec<String>) {

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::FieldKind::{
-    Array, Boolean, Integer, Object, Objects, Open, Other, Text, TextOr, Words,
+    Array, Boolean, Integer, Object, Objects, Open, Other, SomeObjects, Text, TextOr, Words,
 };
 use super::generation::{GENERATION, HARMLESS};
 use super::{Field, ObjectShape, U32, field, must, named};
@@ -40,7 +40,7 @@ pub(in super::super) const CHAT: ObjectShape = ObjectShape::new(
     "ChatRequest",
     "A chat to answer.",
     &[
-        &[must("messages", Objects(&MESSAGE), "The chat so far, at least one message.")],
+        &[must("messages", SomeObjects(&MESSAGE), "The chat so far, at least one message.")],
         GENERATION,
         CHAT_PROMPT,
         &[

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::FieldKind::{
-    Array, Boolean, Integer, Object, Objects, Open, Other, Text, TextOr, Words,
+    Array, Boolean, Integer, Object, Objects, Open, Other, SomeObjects, Text, TextOr, Words,
 };
 use super::{Field, ObjectShape, U32, field, json_schema, must, text};
 use crate::http::anthropic::request::SAME;
@@ -13,6 +13,7 @@ pub(in super::super) const MESSAGES: ObjectShape = ObjectShape {
     about: "A conversation to answer.",
     fields: &[&[must("max_tokens", Integer(1, U32), "The longest answer.")], CONVERSATION],
     as_chat: &SAME,
+    one_of: &[],
 };
 
 pub(in super::super) const COUNT: ObjectShape = ObjectShape {
@@ -20,10 +21,11 @@ pub(in super::super) const COUNT: ObjectShape = ObjectShape {
     about: "A conversation whose tokens are counted. Fields that say how it is answered change nothing.",
     fields: &[&[field("max_tokens", Integer(1, U32), "Changes nothing.")], CONVERSATION],
     as_chat: &SAME,
+    one_of: &[],
 };
 
 const CONVERSATION: &[Field] = &[
-    must("messages", Objects(&MESSAGE), "The conversation so far, at least one message."),
+    must("messages", SomeObjects(&MESSAGE), "The conversation so far, at least one message."),
     field("system", TextOr(&TEXT), "What comes before it, as a text or as blocks with text."),
     field(
         "stop_sequences",

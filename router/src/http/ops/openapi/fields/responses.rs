@@ -45,6 +45,7 @@ pub(in super::super) const RESPONSES: ObjectShape = ObjectShape {
         ),
     ]],
     as_chat: &SAME,
+    one_of: &[],
 };
 
 /// All kinds of items in one shape: `type` says which fields count.

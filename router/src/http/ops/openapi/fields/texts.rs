@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::FieldKind::{Array, Boolean, Integer, Objects, Other, Text};
+use super::FieldKind::{Array, Boolean, Integer, Other, SomeObjects, Text};
 use super::chat::{CHAT_PROMPT, MESSAGE};
 use super::generation::{GENERATION, HARMLESS};
 use super::{Field, ObjectShape, U32, field, must, text, token_id};
@@ -48,19 +48,21 @@ pub(in super::super) const COMPLETION: ObjectShape = ObjectShape::new(
     ],
 );
 
-pub(in super::super) const TOKENIZE: ObjectShape = ObjectShape::new(
-    "TokenizeRequest",
-    "A text or a chat to cut into tokens: `prompt` or `messages`.",
-    &[
+pub(in super::super) const TOKENIZE: ObjectShape = ObjectShape {
+    name: "TokenizeRequest",
+    about: "A text or a chat to cut into tokens: `prompt` or `messages`.",
+    fields: &[
         MODEL_IF_SEVERAL,
         &[
             field("prompt", Text, "A text."),
-            field("messages", Objects(&MESSAGE), "A chat."),
+            field("messages", SomeObjects(&MESSAGE), "A chat."),
             field("return_token_strs", Boolean, "Send the text of each token, too."),
         ],
         CHAT_PROMPT,
     ],
-);
+    as_chat: &[],
+    one_of: &["prompt", "messages"],
+};
 
 pub(in super::super) const DETOKENIZE: ObjectShape = ObjectShape::new(
     "DetokenizeRequest",

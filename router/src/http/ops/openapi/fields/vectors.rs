@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::FieldKind::{Array, Boolean, Integer, Other, Text, Words};
+use super::FieldKind::{Boolean, Integer, Other, Text, Words};
 use super::{Field, ObjectShape, U32, field, must, text, token_id};
 
 pub(in super::super) const EMBEDDINGS: ObjectShape = ObjectShape::new(
@@ -47,7 +47,7 @@ pub(in super::super) const RERANK: ObjectShape = ObjectShape::new(
         MODEL,
         &[
             must("query", Text, "A text."),
-            must("documents", Array(document), "At most 2,047 texts, or objects with one."),
+            must("documents", Other(documents), "1 to 2,047 texts, or objects with one."),
             field("top_n", Integer(1, U32), "Only the best ones; all where left out."),
             field("return_documents", Boolean, "With their texts. True where left out."),
         ],
@@ -91,9 +91,14 @@ const POOLING: &[Field] = &[
     field("user", Text, "Names the session, for the routing."),
 ];
 
-fn document() -> Value {
-    let object = json!({"type": "object", "properties": {"text": text()}, "required": ["text"]});
-    json!({"anyOf": [text(), object]})
+fn documents() -> Value {
+    let object = json!({
+        "type": "object", "properties": {"text": text()}, "required": ["text"],
+        "additionalProperties": {"type": "null"},
+    });
+    json!({
+        "type": "array", "items": {"anyOf": [text(), object]}, "minItems": 1, "maxItems": 2047,
+    })
 }
 
 fn texts() -> Value {
