@@ -246,7 +246,7 @@ def llguidance_walks(words: list[bytes], end: int) -> Callable[[Any], Walk] | No
     """The same by `llguidance` as vLLM's backend of its name calls it; `None` without it."""
     try:
         import llguidance  # pyright: ignore[reportMissingImports]
-        import llguidance.numpy  # pyright: ignore[reportMissingImports]
+        import llguidance.numpy  # pyright: ignore[reportMissingImports, reportUnusedImport] - loads it
     except ImportError:
         return None
     ll: Any = llguidance

@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ def dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def each(before: str, between: str, after: str, call: Any) -> Any:
+Call = Callable[[int, str, dict[str, Any]], str]
+
+
+def each(before: str, between: str, after: str, call: Call) -> Callable[[Calls], str]:
     """Writes calls, each by `call(index, name, arguments)`."""
 
     def written(calls: Calls) -> str:

@@ -50,7 +50,7 @@ def main() -> None:
     found: dict[str, Any] = {case: {name: list[int]() for name in programs} for case in STEP_MS}
     with tempfile.TemporaryDirectory() as folder:
         doc = Path(folder) / "doc.json"
-        doc.write_text(resolve(None).doc())
+        doc.write_bytes(resolve(None).doc())
         for turn in range(args.rounds):
             for case, step_ms in STEP_MS.items():
                 for name, bin_dir in programs.items():

@@ -135,9 +135,11 @@ impl Texts {
         protocols: &[Vec<u8>],
     ) -> Result<Arc<ServerConfig>, TlsError> {
         let identity = &files.identity;
-        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| match error {
-            pem::Error::NoItemsFound => TlsError::of(&identity.key, NoPrivateKey(error)),
-            other => TlsError::of(&identity.key, other),
+        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| {
+            if matches!(error, pem::Error::NoItemsFound) {
+                return TlsError::of(&identity.key, NoPrivateKey(error));
+            }
+            TlsError::of(&identity.key, error)
         })?;
         let chain = certificates(&self.cert, &identity.cert)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());

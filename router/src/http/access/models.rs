@@ -49,9 +49,11 @@ impl AllowedModels {
         if !allowed {
             return Err(self.unknown(app, name));
         }
-        app.fleet.find(name).map_err(|error| match error {
-            RouteError::UnknownModel { .. } => self.unknown(app, name),
-            other => other,
+        app.fleet.find(name).map_err(|error| {
+            if matches!(error, RouteError::UnknownModel { .. }) {
+                return self.unknown(app, name);
+            }
+            error
         })
     }
 

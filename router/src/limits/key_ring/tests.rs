@@ -21,17 +21,15 @@ fn ring(lines: &[&str]) -> Arc<KeyRing> {
 }
 
 fn client(ring: &KeyRing, key: &str) -> Arc<ClientKey> {
-    match ring.now().of_sender(key.as_bytes()) {
-        Standing::Client(key) => key,
-        other => panic!("{key} is {other:?}"),
-    }
+    let standing = ring.now().of_sender(key.as_bytes());
+    let Standing::Client(key) = standing else { panic!("{key} is {standing:?}") };
+    key
 }
 
 fn wait(refused: Result<(), RouteError>) -> (&'static str, u64) {
-    match refused.unwrap_err() {
-        RouteError::KeyLimit { what, retry_after, .. } => (what, retry_after.as_millis() as u64),
-        other => panic!("{other}"),
-    }
+    let refused = refused.unwrap_err();
+    let RouteError::KeyLimit { what, retry_after, .. } = refused else { panic!("{refused}") };
+    (what, retry_after.as_millis() as u64)
 }
 
 #[tokio::test(start_paused = true)]

@@ -137,7 +137,7 @@ async fn tokens_of_prompts_and_answers_are_paid_for_also_by_who_hangs_up() {
     // the answer is taken as it came: the key may owe it, and pays before it asks again
     let mut connection = ask(&router, "k", 10).await;
     let request = worker.submitted().await.request;
-    worker.gives(request, &vec![letters("a")[0]; 40], None);
+    worker.gives(request, &[letters("a")[0]; 40], None);
     until("they came", || metric(&router.app, "headrace_completion_tokens_total", "") == 60.0)
         .await;
     drop(std::mem::replace(&mut connection, router.connect().await));

@@ -42,7 +42,7 @@ pub(super) struct Operation {
     callers: Callers,
     pub(super) body: Option<&'static ObjectShape>,
     /// What may stand after the `?`.
-    query: &'static [QueryField],
+    query: &'static [NamedValue],
     status: u16,
     answer: SuccessBody,
     /// Statuses of errors beside those of all operations of its kind.
@@ -50,8 +50,8 @@ pub(super) struct Operation {
     error_form: ErrorForm,
 }
 
-/// A name after the `?`, the schema of its value, and what it means.
-type QueryField = (&'static str, fn() -> Value, &'static str);
+/// A name after the `?` or of a header, the schema of its value, and what it means.
+type NamedValue = (&'static str, fn() -> Value, &'static str);
 
 /// Bodies that are read may be wrong in these ways.
 const BODY_ERRORS: [u16; 4] = [400, 408, 413, 415];
@@ -156,7 +156,7 @@ impl Operation {
 }
 
 /// Headers of generations that change something, each with the schema of its value.
-const HEADERS: [(&str, fn() -> Value, &str); 5] = [
+const HEADERS: [NamedValue; 5] = [
     (
         "X-Request-ID",
         || json!({"type": "string"}),
