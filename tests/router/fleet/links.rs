@@ -232,7 +232,7 @@ async fn a_link_that_is_dead_and_does_not_know_it_is_replaced_after_four_heartbe
 #[tokio::test]
 async fn a_second_link_replaces_one_that_has_gone_silent() {
     // it is suspect for seven heartbeats, in which this test has to have a turn
-    let app = start_router(|args| args.heartbeat_ms = 200).await;
+    let app = start_router(|args| args.heartbeat_ms = 1_000).await;
     let behaviour = Behaviour { lives: false, ..Behaviour::new("w1") };
     let mut first = behaviour.clone().ready(&app).await;
     until("it is suspect", || state_of(&app, "w1") == "suspect").await;
