@@ -62,12 +62,16 @@ NEEDS = {
     "--worker-tls-key": "--worker-tls-cert",
     "--register": "--advertise",
     "--advertise": "--register",
+    "--tls-cert": "--tls-key",
+    "--tls-key": "--tls-cert",
+    "--tls-client-ca": "--tls-cert --tls-key",
+    "--worker-tls-client-ca": "--worker-tls-cert --worker-tls-key",
 }
 
 
 @pytest.mark.parametrize("name", [name for name in ROUTER if name not in ITS_OWN])
 def test_every_flag_of_the_router_passes_through_serve(name: str, tmp_path: Path) -> None:
-    names = [name, *([NEEDS[name]] if name in NEEDS else [])]
+    names = [name, *NEEDS.get(name, "").split()]
     flags = [
         one if ROUTER[one].value is None else f"{one}={value(ROUTER[one], tmp_path)}"
         for one in names

@@ -63,8 +63,13 @@ def test_every_flag_fills_its_field_and_no_other(field: str, tmp_path: Path) -> 
     if field == "mtp_fixed":
         usual["mtp"] = 1
         flags.append("--mtp=1")
+    pair = ("router_client_cert", "router_client_key")
+    if field in pair:  # one needs the other
+        other = pair[1 - pair.index(field)]
+        flags += typed_with(WORKER_FLAGS[other], tmp_path)
     changed = dataclasses.asdict(told(*([] if field == "name" else ["--name=w"]), *flags))
-    assert {name for name in usual if usual[name] != changed[name]} == {field}
+    also = {other for other in pair if field in pair and other != field}
+    assert {name for name in usual if usual[name] != changed[name]} - also == {field}
 
 
 @pytest.mark.parametrize("field", HANDED_ON)
