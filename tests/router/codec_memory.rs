@@ -23,7 +23,7 @@ fn allocated(run: impl FnOnce()) -> usize {
 
 /// A Hello whose `transfer` is this, as bytes.
 fn hello_with_transfer(transfer: &[u8]) -> Vec<u8> {
-    let mut body = b"\xdc\x00\x11\x01\x05\xa1w\x01\xa4both\xa1m".to_vec();
+    let mut body = b"\xdc\x00\x12\x01\x06\xa1w\x01\xa4both\xa1m".to_vec();
     body.extend(b"\x96\xa1a\xa1b\xa1c\xa1d\xa1e\x10\x96\x01\x01\x01\x01\0\0\x01\xc0");
     body.extend(transfer);
     body
@@ -34,7 +34,7 @@ fn memory_is_bounded_by_the_input() {
     // honest and large: a million empty strings
     let mut transfer = b"\xdd\x00\x0f\x42\x40".to_vec();
     transfer.resize(transfer.len() + 1_000_000, 0xa0);
-    transfer.extend(b"\xc4\x00\xc0\x00\xa1d\x90\x00");
+    transfer.extend(b"\xc4\x00\xc0\x00\xa1d\x90\x00\xa6halves");
     let body = hello_with_transfer(&transfer);
     let used = allocated(|| {
         let Ok(Frame::Hello(Hello { transfer, .. })) = decode(&body) else { panic!("a Hello") };
