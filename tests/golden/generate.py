@@ -497,7 +497,12 @@ def invalid() -> list[dict[str, str]]:
             "malformed",
             "other_prompts.prompts",
         ),
-        ("a prompt of three fields", b"\x92\x0f\x91\x93\xcd\x01\x00\xcd\x01\x00\xcd\x01\x00", "malformed", "other_prompts.prompts[0]"),
+        (
+            "a prompt of three fields",
+            b"\x92\x0f\x91\x93" + 3 * b"\xcd\x01\x00",
+            "malformed",
+            "other_prompts.prompts[0]",
+        ),
         ("grammar totals of one less", b"\x97\x0e" + grammars[2:-1], "malformed", "grammar_totals"),
         ("masks below zero", swap(grammars, b"\x0e\xcd\x04\xb0", b"\x0e\xff"), "malformed", "grammar_totals.masks"),
         ("reasoning without an end", reasoned(b"\x90", b"\x90"), "malformed", "submit.sampling.reasoning.end"),
