@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.wire.frames import (
     MAX_MARKER_TOKENS,
     MAX_TICKET_BYTES,
+    MOST_OTHER_PROMPTS,
     NAME_BYTES,
     PROTOCOL,
     U32,
@@ -24,6 +25,8 @@ from headrace.wire.frames import (
     KvFrom,
     KvReady,
     Offer,
+    OtherPrompt,
+    OtherPrompts,
     Reasoning,
     Refuse,
     RefuseReason,
@@ -60,6 +63,9 @@ def _frames(kind: Any) -> st.SearchStrategy[Any]:
                 Fetch, _values(U64), _values(KvFrom), ticket, *map(st.just, tree)
             )
         )
+    if kind is OtherPrompts:
+        prompts = st.lists(_values(OtherPrompt), max_size=MOST_OTHER_PROMPTS)
+        return st.builds(OtherPrompts, prompts)
     if kind is Hello:  # of another version only that is read
         return _values(Hello).map(lambda hello: dataclasses.replace(hello, protocol=PROTOCOL))
     if kind is Refuse:
