@@ -49,7 +49,7 @@ def soak(folder: Path, *, seconds: float, share: float, seed: int) -> Soaked:
     `folder` is its own. Raises AssertionError if router or workers do not come up, or something is not given back.
     """
     socket = folder / "workers.sock"
-    router = Server("router", "--port", "0", "--worker-socket", str(socket))
+    router = Server("router", "--port", "0", "--worker-listen", f"unix:{socket}")
     mock: Running | None = None
     try:
         router.set_url(router.wait_line(r"headrace-router: (http:\S+) for clients")[1])
