@@ -49,6 +49,12 @@ impl Format {
         Some(Self { rules: Arc::new(rules), opened: false })
     }
 
+    /// The answer is a call, and ends where the call's grammar does.
+    #[must_use]
+    pub fn is_forced_call(&self) -> bool {
+        self.rules.tools.as_ref().is_some_and(|tools| tools.forced)
+    }
+
     /// These of its markers are special tokens of the model: where they mark nothing, they are not shown.
     #[must_use]
     pub fn hiding(mut self, is_special: impl Fn(&str) -> bool) -> Self {

@@ -111,6 +111,10 @@ impl ChoiceReaders {
         } else {
             self.memory.give_back(charged - held);
         }
+        // its grammar ends it, with the same number of tokens however they are cut into deltas
+        if delta.finish.is_none() && self.format.is_forced_call() {
+            return Ok(None);
+        }
         // an answer that was cut is cut, whatever was in it
         Ok(match delta.finish {
             _ if reader.is_over() => Some("tool_calls"),
@@ -143,6 +147,26 @@ mod tests {
 
     fn delta(choice: u32, text: &str) -> Delta {
         Delta { choice, text: text.into(), token_ends: vec![text.len()], ..Delta::default() }
+    }
+
+    /// How a whole call ends its answer while the worker goes on, and once that has ended, too.
+    fn ends(forced: bool) -> [Option<&'static str>; 2] {
+        let functions = [("f".to_owned(), std::collections::HashMap::new())].into();
+        let parser = ToolParser::Hermes;
+        let tools = Tools { parser, functions, parallel: false, forced };
+        let format = Format::new(None, Some(tools)).unwrap();
+        let mut readers = ChoiceReaders::new(format, 1, MemoryPool::private(1 << 20).share());
+        let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+        let mut parts = Vec::new();
+        let goes_on = readers.read(&delta(0, call), &mut parts).unwrap();
+        let last = Delta { finish: Some(FinishReason::Stop), ..delta(0, "\n") };
+        [goes_on, readers.read(&last, &mut parts).unwrap()]
+    }
+
+    #[test]
+    fn the_grammar_of_a_forced_call_ends_it_and_else_the_first_call_does() {
+        assert_eq!(ends(false), [Some("tool_calls"); 2]);
+        assert_eq!(ends(true), [None, Some("tool_calls")]);
     }
 
     #[test]
