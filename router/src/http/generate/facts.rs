@@ -42,6 +42,7 @@ pub(in crate::http) fn facts(
     let conventions = conventions(shown, parsers);
     ModelFacts {
         reasoning: conventions.reasoning.and_then(|parser| reasoning(engine, parser)),
+        channels: conventions.reasoning.and_then(|parser| channels(engine, parser)),
         vocab_size: doc.vocab_size,
         temperature: doc.generation.temperature,
         top_p: doc.generation.top_p,
@@ -51,9 +52,52 @@ pub(in crate::http) fn facts(
     }
 }
 
-/// The tokens around reasoning, where one token is each: of several it would not be certain that a model writes these.
+/// The markers of reasoning as tokens, where the model has tokens that write them: special ones by their name, all others by
+/// their characters, in whatever tokens the model writes them.
 fn reasoning(engine: &PromptEngine, parser: ReasoningParser) -> Option<Reasoning> {
     let (begin, end) = reasoning_texts(parser)?;
-    let [begin, end] = [engine.token_id(begin)?, engine.token_id(end)?];
-    Some(Reasoning { begin: vec![begin], end: vec![end], max_tokens: None })
+    Some(Reasoning {
+        begin: tokens_of(engine, begin)?,
+        end: tokens_of(engine, end)?,
+        ..Reasoning::default()
+    })
+}
+
+/// The same of answers in channels. The prompt ends where a message begins, and only a message of the channel `final` is the
+/// answer.
+fn channels(engine: &PromptEngine, parser: ReasoningParser) -> Option<Reasoning> {
+    if parser != ReasoningParser::Harmony {
+        return None;
+    }
+    let list = |texts: &[&str]| -> Option<Vec<u32>> {
+        let tokens: Option<Vec<_>> = texts.iter().map(|text| tokens_of(engine, text)).collect();
+        Some(tokens?.concat())
+    };
+    let head = list(&["<|end|>", "<|start|>", "assistant"])?;
+    Some(Reasoning {
+        begin: list(&["<|channel|>", "analysis", "<|message|>"])?,
+        begun: u32::try_from(head.len()).ok()?, // if the prompt ends in it
+        end: [head, list(&["<|channel|>", "final", "<|message|>"])?].concat(),
+        ends_too: list(&["<|channel|>", "commentary"])?,
+        max_tokens: None,
+    })
+}
+
+/// Tokens that write this text and nothing else: one, or a special one and characters, or characters.
+fn tokens_of(engine: &PromptEngine, text: &str) -> Option<Vec<u32>> {
+    if let Some(token) = engine.token_id(text) {
+        return Some(vec![token]);
+    }
+    let special =
+        text.char_indices().skip(1).filter_map(|(end, _)| engine.special_token(&text[..end]));
+    let (first, rest) = match special.last() {
+        Some(token) => (Some(token), &text[engine.decode(&[token], false).len()..]),
+        None => (None, text),
+    };
+    let characters = rest.char_indices().map(|(at, c)| {
+        let text = &rest[at..at + c.len_utf8()];
+        engine.token_id(text).filter(|token| engine.token_bytes(*token) == text.as_bytes())
+    });
+    let characters: Option<Vec<u32>> = characters.collect();
+    Some(first.into_iter().chain(characters?).collect())
 }
