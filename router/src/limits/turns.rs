@@ -34,8 +34,11 @@ struct Inner {
     taken: usize,
     waiting: usize,
     /// The next one first.
-    addresses: VecDeque<Of<VecDeque<Of<VecDeque<oneshot::Sender<Turn>>>>>>,
+    addresses: VecDeque<Of<VecDeque<Of<Waiting>>>>,
 }
+
+/// Of one tenant, in the order of their coming.
+type Waiting = VecDeque<oneshot::Sender<Turn>>;
 
 /// What waits of one of them.
 #[derive(Debug)]
@@ -180,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    type Waiting = Pin<Box<dyn Future<Output = Result<Turn, RouteError>>>>;
+    type Asking = Pin<Box<dyn Future<Output = Result<Turn, RouteError>>>>;
 
     fn turns(at_once: usize) -> Arc<Turns> {
         let limits =
@@ -193,9 +196,9 @@ mod tests {
     }
 
     /// It waits from now on.
-    fn waits(turns: &Arc<Turns>, holder: Holder) -> Waiting {
+    fn waits(turns: &Arc<Turns>, holder: Holder) -> Asking {
         let turns = Arc::clone(turns);
-        let mut waiting: Waiting = Box::pin(async move { turns.take(holder).await });
+        let mut waiting: Asking = Box::pin(async move { turns.take(holder).await });
         assert!((&mut waiting).now_or_never().is_none(), "all turns are taken");
         waiting
     }
@@ -205,7 +208,7 @@ mod tests {
     }
 
     /// In which order these get their turns, one after the other.
-    fn order(first: Turn, mut waiting: Vec<Waiting>) -> Vec<usize> {
+    fn order(first: Turn, mut waiting: Vec<Asking>) -> Vec<usize> {
         let (mut turn, mut order) = (first, Vec::new());
         while order.len() < waiting.len() {
             drop(turn);
@@ -253,7 +256,7 @@ mod tests {
             Err(RouteError::Overloaded { what, .. }) => what,
             other => panic!("{other:?}"),
         };
-        let mut waiting: Vec<Waiting> = (0..4).map(|_| waits(&turns, of(0, 1))).collect();
+        let mut waiting: Vec<Asking> = (0..4).map(|_| waits(&turns, of(0, 1))).collect();
         assert_eq!(refused(of(0, 1)), "work that waits");
         waiting.extend((0..4).map(|tenant| waits(&turns, of(5, tenant))));
         assert_eq!(refused(of(6, 1)), "work that waits");

@@ -27,7 +27,9 @@ SHOWN = {
     "gemma": "<|channel>thought",
     "harmony": "<|channel|>analysis",
 }
-TOOLS = [{"type": "function", "function": {"name": "go", "parameters": SCHEMA}}]
+FUNCTION: dict[str, Any] = {"name": "go", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+STRICT = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +88,7 @@ def refused(reply: Any) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"tools": TOOLS, "tool_choice": "required"},
-        {"tools": [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]},
-    ],
+    [{"tools": TOOLS, "tool_choice": "required"}, {"tools": STRICT}],
 )
 def test_no_budget_stands_beside_calls_in_channels_that_are_held_to_schemas(
     server: Server, more: dict[str, Any]

@@ -56,6 +56,18 @@ pub struct Follower {
     /// Items in a row of the parser, of late.
     items_in_row: u64,
     over_memory: bool,
+    undecided: Undecided,
+}
+
+/// What the grammar knows of an answer that began like the first marker of reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Undecided {
+    /// Nothing of the kind.
+    Nothing,
+    /// It took all of it, too.
+    Follows,
+    /// It allows no such answer: this is reasoning.
+    Lost,
 }
 
 impl std::fmt::Debug for Follower {
@@ -95,6 +107,7 @@ impl Follower {
             share: None,
             items_in_row: 0,
             over_memory: false,
+            undecided: Undecided::Nothing,
         }
     }
 
@@ -146,16 +159,38 @@ impl Follower {
         if self.finished() || self.failed {
             return self.finished();
         }
-        let reasoned = match &mut self.gate {
-            Some(gate) => tokens.iter().position(|token| gate.take(*token)).unwrap_or(tokens.len()),
-            None => 0,
-        };
+        let mut reasoned = 0;
+        if let Some(mut gate) = self.gate.take() {
+            let mut of_answer = |token: &u32| self.is_of_answer(&mut gate, *token);
+            reasoned = tokens.iter().position(&mut of_answer).unwrap_or(tokens.len());
+            self.gate = Some(gate);
+        }
         // a gate that is open stays so
         if let Some(matcher) = &mut self.matcher {
-            self.failed = matcher.consume_tokens(&tokens[reasoned..]).is_err();
+            let lost = self.undecided == Undecided::Lost && reasoned < tokens.len();
+            self.failed = lost || matcher.consume_tokens(&tokens[reasoned..]).is_err();
             self.given.extend_from_slice(&tokens[reasoned..]);
         }
         self.finished()
+    }
+
+    /// Whether a token is of the answer for certain. As long as that is open, the grammar takes it as well.
+    fn is_of_answer(&mut self, gate: &mut ReasoningState, token: u32) -> bool {
+        let of_answer = gate.take(token);
+        let Some(matcher) = &mut self.matcher else { return of_answer };
+        if gate.is_undecided() {
+            let follows = self.undecided != Undecided::Lost
+                && matches!(matcher.validate_tokens(&[token]), Ok(1))
+                && matcher.consume_token(token).is_ok();
+            self.undecided = if follows { Undecided::Follows } else { Undecided::Lost };
+            self.given.extend(follows.then_some(token));
+        } else if !of_answer && self.undecided != Undecided::Nothing {
+            // it was reasoning: the grammar begins anew behind it
+            self.matcher = self.start.as_ref().map(|start| fresh(start));
+            self.given.clear();
+            self.undecided = Undecided::Nothing;
+        }
+        of_answer
     }
 
     /// Nothing but its end may follow.
@@ -257,7 +292,9 @@ impl Follower {
             if !bit(row, *draft) {
                 break;
             }
-            if !more || self.no_drafts {
+            // one may be of reasoning and of the grammar
+            let opening = gate.as_ref().is_some_and(ReasoningState::is_opening);
+            if !more || self.no_drafts || (opening && self.matcher.is_some()) {
                 dead_behind = Some(place + 1);
                 break;
             }
@@ -330,6 +367,9 @@ impl Follower {
         if self.failed || self.finished() || self.is_behind() || self.no_drafts {
             return 0;
         }
+        let opening = self.gate.as_ref().is_some_and(ReasoningState::is_opening);
+        let most = if opening && self.matcher.is_some() { 1 } else { tokens.len() };
+        let tokens = &tokens[..most.min(tokens.len())];
         let mut gate = self.gate.clone();
         for (place, token) in tokens.iter().enumerate() {
             let Some(state) = &mut gate else {
@@ -341,9 +381,13 @@ impl Follower {
                     free || !(self.ends.contains(token) || state.is_passing(*token))
                 }
                 Allows::Only(other) => *token == other,
-                Allows::Opening => (free && !state.is_certain()) || state.opening().contains(token),
-                Allows::AnswerOrOpening if state.opening().contains(token) => true,
-                Allows::AnswerOrOpening | Allows::Answer => {
+                Allows::Opening | Allows::AnswerOrOpening
+                    if state.opening().contains(token) || (free && !state.is_certain()) =>
+                {
+                    true
+                }
+                Allows::Opening if state.is_certain() || self.undecided == Undecided::Lost => false,
+                Allows::Opening | Allows::AnswerOrOpening | Allows::Answer => {
                     return place + self.count_of_grammar(&tokens[place..]);
                 }
             };
@@ -372,13 +416,15 @@ impl Follower {
                 row.fill(0);
                 allow(row, &[token]);
             }
-            (Allows::Opening, matcher) => {
-                if matcher.is_some() || gate.is_some_and(ReasoningState::is_certain) {
-                    row.fill(0);
-                    allow(row, &opening());
-                }
+            (Allows::Opening, matcher)
+                if self.undecided == Undecided::Lost
+                    || gate.is_some_and(ReasoningState::is_certain)
+                    || matcher.as_ref().is_some_and(|matcher| matcher.is_stopped()) =>
+            {
+                row.fill(0);
+                allow(row, &opening());
             }
-            (Allows::Answer | Allows::AnswerOrOpening, Some(matcher)) => {
+            (Allows::Answer | Allows::Opening | Allows::AnswerOrOpening, Some(matcher)) => {
                 if matcher.is_stopped() {
                     return (false, WORK_OF_MASK);
                 }
@@ -394,12 +440,15 @@ impl Follower {
                 }
                 let words = row.len();
                 row.copy_from_slice(&mask.as_slice()[..words]);
-                if allows == Allows::AnswerOrOpening {
+                if allows != Allows::Answer {
                     allow(row, &opening());
                 }
                 return (true, work);
             }
-            (Allows::Reasoning | Allows::Answer | Allows::AnswerOrOpening, None) => {}
+            (
+                Allows::Reasoning | Allows::Answer | Allows::Opening | Allows::AnswerOrOpening,
+                None,
+            ) => {}
         }
         (true, WORK_OF_MASK)
     }

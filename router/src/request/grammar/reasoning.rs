@@ -13,7 +13,7 @@ pub(super) enum Allows {
     Reasoning,
     /// This one: a part of a marker.
     Only(u32),
-    /// What goes on with the marker of reasoning, which has begun. Without a grammar it may turn out to be none.
+    /// What goes on with the marker of reasoning, which has begun; and, as long as that is not certain, those of the answer.
     Opening,
     /// Those of the answer, or what begins the marker of reasoning.
     AnswerOrOpening,
@@ -134,6 +134,16 @@ impl ReasoningState {
             Phase::Inside(_) | Phase::Answer => return false,
         };
         begun.iter().any(|symbol| matches!(symbol, Symbol::Token(_)))
+    }
+
+    /// Nothing was said, or what may be the first marker.
+    pub(super) fn is_opening(&self) -> bool {
+        matches!(self.phase, Phase::Opening(_))
+    }
+
+    /// What was said may be the first marker, or an answer.
+    pub(super) fn is_undecided(&self) -> bool {
+        matches!(self.phase, Phase::Opening(matched) if matched > 0) && !self.is_certain()
     }
 
     /// Tokens that would end the reasoning and begin the answer at once.

@@ -181,11 +181,40 @@ fn a_text_opens_reasoning_if_the_answer_begins_with_it() {
     assert_eq!(model.next(&mut answer), ["h"]);
     answer.advance(&model.ids(&["h", "i", "n", "k", ">"]));
     assert_eq!(model.next(&mut answer), model.all_but(&["END"]), "none of it is used");
-    answer.advance(&model.ids(&["b"]));
-    assert_eq!(model.next(&mut answer), ["</think"]);
+    answer.advance(&model.ids(&["b", "</think", ">"]));
+    assert_eq!(model.next(&mut answer), ["a"]);
     let mut at_once = model.follower(&think(&model, Some(1)), Some("ab"));
     at_once.advance(&model.ids(&["a"]));
     assert_eq!(model.next(&mut at_once), ["b"]);
+}
+
+#[test]
+fn an_answer_may_begin_like_a_marker_and_the_grammar_has_taken_its_tokens() {
+    let model = model(&THINK);
+    let grammar = Some("<(ab|thb|t)");
+    for (said, next) in [
+        (&[][..], &["<"][..]),
+        (&["<"], &["think", "t", "a"]),
+        (&["<", "a"], &["b"]),
+        (&["<", "t"], &["h"]),
+        (&["<", "t", "h"], &["i", "b"]),
+        (&["<", "t", "h", "i"], &["n"]),
+        (&["<", "think"], &[">"]),
+    ] {
+        let mut answer = model.follower(&think(&model, None), grammar);
+        assert!(!answer.advance(&model.ids(said)), "{said:?}");
+        let found = model.next(&mut answer);
+        let found: Vec<&str> = found.into_iter().filter(|word| *word != "END").collect();
+        assert_eq!(found, next, "{said:?}");
+    }
+    let mut answers = model.follower(&think(&model, None), grammar);
+    assert!(answers.advance(&model.ids(&["<", "t", "h", "b"])), "it is complete");
+    let mut thinks = model.follower(&think(&model, Some(1)), grammar);
+    thinks.advance(&model.ids(&["<", "t", "h", "i", "n", "k", ">", "a"]));
+    assert_eq!(model.next(&mut thinks), ["</think"]);
+    thinks.advance(&model.ids(&["</think", ">"]));
+    assert_eq!(model.next(&mut thinks), ["<"], "the grammar begins anew");
+    assert!(thinks.advance(&model.ids(&["<", "a", "b"])));
 }
 
 #[test]
