@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(refused(of(6, 1)), "work that waits");
         waiting.truncate(7);
         waiting.push(waits(&turns, of(6, 1)));
-        waiting.remove(0);
+        drop(waiting.remove(0));
         let again = waits(&turns, of(0, 1));
         drop((waiting, again, held));
         assert!(now(&turns, of(0, 1)).is_ok());

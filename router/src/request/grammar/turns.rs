@@ -131,7 +131,7 @@ mod tests {
         let mut costs = vec![1000; 63];
         costs.push(1);
         let got = served(&costs, 640);
-        assert!(got[63] >= 630, "in nearly every step: {}", got[63]);
+        assert!(got[63] >= 600, "in nearly every step, once the others are known: {}", got[63]);
         let dear = &got[..63];
         assert!(dear.iter().max() <= dear.iter().min().map(|least| least + 2).as_ref(), "{dear:?}");
         assert!(*dear.iter().min().unwrap() >= 10, "{dear:?}");
