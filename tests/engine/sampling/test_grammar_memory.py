@@ -54,10 +54,11 @@ def test_what_answers_hold_is_given_back_when_they_end_or_are_cancelled() -> Non
 
 
 def test_a_grammar_is_refused_while_those_in_use_hold_too_much_and_taken_later() -> None:
-    known = vocabulary(0)
-    unsplit(an_engine(known), a_submit(1, SMALL))
-    one = known.memory_bytes
-    known = vocabulary(one + 70_000)  # with one answer that runs, more than three quarters
+    free = vocabulary(0)
+    engine = an_engine(free)
+    engine.submit(a_submit(1, SMALL, max_tokens=60))
+    engine.step()
+    known = vocabulary(free.memory_bytes * 5 // 4)  # of which an answer is more than three quarters
     engine = an_engine(known)
     engine.submit(a_submit(1, SMALL, max_tokens=60))
     engine.step()

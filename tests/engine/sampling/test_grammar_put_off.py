@@ -163,9 +163,11 @@ def test_an_answer_that_is_handed_off_or_resumed_goes_on_the_same(name: str) -> 
 
 def crowded() -> Engine:
     """Others with a grammar take the turns of whoever comes."""
-    engine = an_engine(sequences=8)
+    engine = an_engine(blocks=400, sequences=8)
     for request in range(10_000, 10_004):
         engine.submit(a_submit(request, JSON, max_tokens=150))
+    for _ in range(4):
+        engine.step()
     return engine
 
 
@@ -187,8 +189,8 @@ def test_who_is_cancelled_while_it_is_put_off_leaves_no_trace() -> None:
 @pytest.mark.usefixtures("no_work")
 def test_many_tokens_that_come_at_once_are_taken_step_by_step() -> None:
     """64 in each step, where nobody else has a turn."""
-    words = Grammar(GRAMMARS["regex"].kind, "[a-z]{3,400}")
-    submit = a_submit(1, words, max_tokens=300)
+    words = Grammar(GRAMMARS["regex"].kind, "[a-z]{220,230}")
+    submit = a_submit(1, words, max_tokens=240)
     whole = unsplit(an_engine(), submit)
     assert len(whole.ids) > 200
     resume = make_submit(0, [1], resumed=whole.ids[:200]).resume
