@@ -11,7 +11,9 @@ use crate::request::{Job, Reading};
 pub(in crate::http) fn read_by(format: Format, job: &mut Job, engine: &PromptEngine) -> Format {
     let format = format.hiding(|marker| engine.special_token(marker).is_some());
     let special = |marker: &'static str| engine.special_token(marker);
-    let mut markers: Vec<u32> = format.markers().filter_map(special).collect();
+    // also where a marker begins with a special token and goes on as text
+    let begins = |marker: &'static str| leading_special(engine, marker);
+    let mut markers: Vec<u32> = format.markers().filter_map(begins).collect();
     markers.sort_unstable();
     markers.dedup();
     job.reading = Reading { token_ends: true, markers };
@@ -83,14 +85,18 @@ fn channels(engine: &PromptEngine, parser: ReasoningParser) -> Option<Reasoning>
     })
 }
 
+/// The special token that this text is, or the longest one that it begins with.
+fn leading_special(engine: &PromptEngine, text: &str) -> Option<u32> {
+    let ends = text.char_indices().map(|(end, _)| end).skip(1).chain([text.len()]);
+    ends.filter_map(|end| engine.special_token(&text[..end])).last()
+}
+
 /// Tokens that write this text and nothing else: one, or a special one and characters, or characters.
 fn tokens_of(engine: &PromptEngine, text: &str) -> Option<Vec<u32>> {
     if let Some(token) = engine.token_id(text) {
         return Some(vec![token]);
     }
-    let special =
-        text.char_indices().skip(1).filter_map(|(end, _)| engine.special_token(&text[..end]));
-    let (first, rest) = match special.last() {
+    let (first, rest) = match leading_special(engine, text) {
         Some(token) => (Some(token), &text[engine.decode(&[token], false).len()..]),
         None => (None, text),
     };
