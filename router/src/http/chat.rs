@@ -25,6 +25,7 @@ use crate::prompt::{ChatPrompt, Conventions, Prompt};
 use crate::request::{Job, Reading};
 use held::HeldCalls;
 use reasoning::Behind;
+use tools::ToolChoice;
 
 /// A checked request.
 #[derive(Debug)]
@@ -82,6 +83,7 @@ pub(super) fn check(
     missing::refuse(&mut fields, lacking::LACKING)?;
     fields.finish()?;
 
+    let must = held.is_some() && wish.choice == ToolChoice::Must;
     let mut sampling = common.sampling;
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = common.prompt_logprobs;
@@ -129,7 +131,8 @@ pub(super) fn check(
                 held.as_ref().map_or(behind, HeldCalls::knows_reasoning)
             }),
             calls,
-        ),
+        )
+        .map(|format| format.ended_by_grammar(must)),
         shows_reasoning,
         held,
         grammar: common.grammar,
