@@ -313,10 +313,13 @@ class InputColumns:
         rows: _I64,
         drafts: _I32,
         ids: _I64,
+        put_off: list[int],
         most_stops: int,
         more_stops: Mapping[int, Collection[int]],
     ) -> tuple[_Cut, list[int]]:
         """So many tokens of each are computed, and those of `sampled_of` get what `cut_answers` says.
+
+        Those at `put_off`, places in `sampled_of`, got none: they go on, and compute their newest token again.
 
         `more_stops` is by batch row. Returns that, and the places, in `sampled_of`, of those with penalties.
         """
@@ -357,9 +360,13 @@ class GrammarVocabulary:
     `document` is the one that a worker sends about its model. Raises `ValueError` where it cannot be used.
     """
 
-    def __new__(cls, document: bytes) -> GrammarVocabulary: ...
+    def __new__(cls, document: bytes, *, memory_bytes: int = ...) -> GrammarVocabulary:
+        """Its grammars and the answers that follow them may hold so much; 0 is no bound."""
+
     @staticmethod
-    def of_tokens(tokens: list[bytes], ends: list[int]) -> GrammarVocabulary:
+    def of_tokens(
+        tokens: list[bytes], ends: list[int], *, memory_bytes: int = ...
+    ) -> GrammarVocabulary:
         """These tokens; those at `ends` end an answer."""
 
     def knows(self, kind: str, source: str) -> bool:
@@ -367,12 +374,12 @@ class GrammarVocabulary:
 
     def prepare(self, kind: str, source: str) -> None:
         """Compiled now, where it was not before, for a request that comes to `compile` later. Whether it is a grammar
-        is said there.
+        is said there. Raises `MemoryError` where the grammars in use leave no room.
         """
 
     def compile(self, kind: str, source: str) -> CompiledGrammar:
         """For a request: compiled now, or found among those compiled before. Raises `ValueError` that says what is
-        wrong.
+        wrong, or `MemoryError` where the grammars in use leave no room.
         """
 
     @property
@@ -388,6 +395,14 @@ class GrammarVocabulary:
         """Requests whose grammar another one had before."""
 
     @property
+    def refused(self) -> int:
+        """Grammars that were not compiled, as those in use hold too much."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What grammars and the answers that follow them hold: counted, and in part estimated from above."""
+
+    @property
     def compile_us(self) -> int:
         """Of all that were compiled."""
 
@@ -399,14 +414,15 @@ class CompiledGrammar:
 class AnswerRules:
     """What one answer has to follow: `reasoning` if there is any, which ends, and behind it a grammar, if there is one.
 
-    `reasoning` is the tokens that open it, none where the prompt has; those that end it; and after how many these are
-    forced.
+    `reasoning` is the fields of the frame of that name. With `vocabulary` its markers are found by what they write,
+    else by their tokens alone. Raises `ValueError` where no tokens write them.
     """
 
     def __new__(
         cls,
         grammar: CompiledGrammar | None,
-        reasoning: tuple[list[int], list[int], int | None] | None = None,
+        reasoning: tuple[list[int], list[int], int | None, int, list[int]] | None = None,
+        vocabulary: GrammarVocabulary | None = None,
     ) -> AnswerRules: ...
 
 @final
@@ -416,7 +432,12 @@ class GrammarRows:
     A thread of its own knows.
     """
 
-    def __new__(cls, tokens: int, rows: int) -> GrammarRows: ...
+    def __new__(
+        cls, tokens: int, rows: int, *, work_beside: int = ..., work_late: int = ...
+    ) -> GrammarRows:
+        """The masks of a step may take so much work before it waits for them, and so much after that; by default as
+        much as they want."""
+
     def take(self, row: int, rules: AnswerRules, tokens: list[int]) -> None:
         """An answer with these tokens has this batch row. Raises `ValueError` where a marker has other tokens."""
 
@@ -429,11 +450,12 @@ class GrammarRows:
         `drafts` has one for each row; that of a first row means nothing.
         """
 
-    def masks(self) -> tuple[NDArray[np.uint32], _I64, NDArray[np.uint32]]:
+    def masks(self) -> tuple[NDArray[np.uint32], _I64, NDArray[np.uint32], NDArray[np.bool_]]:
         """Wait for them: `[rows, words]`, one bit a token, lowest first; none where nothing may be chosen.
 
         The tokens of masks that allow few are listed, too: the places in the list where those of each row begin,
-        `[rows + 1]`, and the list.
+        `[rows + 1]`, and the list. Last come the answers that were put off, as their masks were too much work for the
+        step: they get no token in it.
         """
 
     def advance(self, rows: _I64, counts: _I64, ids: _I64) -> NDArray[np.bool_]:
@@ -445,7 +467,7 @@ class GrammarRows:
     def error(self, row: int) -> str | None:
         """Why nothing may follow there, where that is not because the answer is complete."""
 
-    def times(self) -> tuple[int, int, int, int]:
+    def times(self) -> tuple[int, int, int, int, int]:
         """Masks so far, the microseconds of filling them, the steps that waited for it, and for how many."""
 
 def mask_logits(logits: NDArray[np.float32], rows: _I64, masks: NDArray[np.uint32]) -> None:

@@ -38,6 +38,7 @@ use crate::error::RouteError;
 use crate::http::access::{Access, require_key, require_operator, require_scraper};
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
+use crate::limits::turns::{TurnLimits, Turns};
 use crate::request::grammar::KnownGrammars;
 
 /// All routes. Where API keys are configured they guard everything but the probes and what is for operators, who have keys
@@ -137,15 +138,29 @@ struct Surface {
     app: Arc<App>,
     /// Grammars that answers can follow.
     grammars: Arc<KnownGrammars<()>>,
+    /// Turns to check one.
+    turns: Arc<Turns>,
 }
 
 /// Grammars that need not be checked again, 64 KiB at most each. A guess.
 const KNOWN_GRAMMARS: usize = 256;
 
+/// Grammars that wait to be checked, of all and of one tenant: some seconds of work, and a second. Guesses.
+const WAITING_GRAMMARS: usize = 1024;
+const WAITING_GRAMMARS_OF_TENANT: usize = 64;
+
 impl Surface {
     fn of(app: &Arc<App>) -> Self {
         let grammars = Arc::new(KnownGrammars::new(KNOWN_GRAMMARS));
-        Self { app: Arc::clone(app), grammars }
+        // half of the cores, as for large bodies
+        let at_once = std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2));
+        let turns = Turns::new(TurnLimits {
+            at_once,
+            waiting: WAITING_GRAMMARS,
+            waiting_of_tenant: WAITING_GRAMMARS_OF_TENANT,
+            what: "grammars that wait to be checked",
+        });
+        Self { app: Arc::clone(app), grammars, turns }
     }
 }
 

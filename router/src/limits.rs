@@ -5,3 +5,4 @@ pub(crate) mod descriptors;
 pub mod key_ring;
 pub mod memory;
 pub mod shares;
+pub(crate) mod turns;

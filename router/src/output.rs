@@ -39,6 +39,8 @@ pub struct Format {
     rules: Arc<Rules>,
     /// The prompt has opened the reasoning already.
     opened: bool,
+    /// A grammar ends the answer behind its calls.
+    ends_by_grammar: bool,
 }
 
 impl Format {
@@ -46,13 +48,19 @@ impl Format {
     #[must_use]
     pub fn new(reasoning: Option<ReasoningParser>, tools: Option<Tools>) -> Option<Self> {
         let rules = Rules::new(reasoning, tools)?;
-        Some(Self { rules: Arc::new(rules), opened: false })
+        Some(Self { rules: Arc::new(rules), opened: false, ends_by_grammar: false })
     }
 
     /// The answer is a call, and ends where the call's grammar does.
     #[must_use]
     pub fn is_forced_call(&self) -> bool {
-        self.rules.tools.as_ref().is_some_and(|tools| tools.forced)
+        self.ends_by_grammar || self.rules.tools.as_ref().is_some_and(|tools| tools.forced)
+    }
+
+    /// The answer is calls that have to be, and their grammar ends it, also where it begins behind reasoning.
+    #[must_use]
+    pub fn ended_by_grammar(self, ends_by_grammar: bool) -> Self {
+        Self { ends_by_grammar, ..self }
     }
 
     /// These of its markers are special tokens of the model: where they mark nothing, they are not shown.

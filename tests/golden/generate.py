@@ -197,8 +197,8 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
     },
     "grammar_totals": {
         "nothing": GrammarTotals(),
-        "usual": GrammarTotals(1200, 9000, 1, 250, 3, 12_357, 40),
-        "extreme": GrammarTotals(U64, U64, U64, U64, U64, U64, U64),
+        "usual": GrammarTotals(1200, 9000, 1, 250, 3, 12_357, 40, 2, 1, 3 << 20),
+        "extreme": GrammarTotals(U64, U64, U64, U64, U64, U64, U64, U64, U64, U64),
     },
 }  # fmt: skip
 FROM_ROUTER: dict[str, dict[str, Frame]] = {
@@ -215,7 +215,7 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
         "everything": Submit(
             U64, BYTES_256, Sampling(
                 0.75, 40, 0.9375, 0.0625, 1.25, -2.0, 2.0, U64, 0, 20, [Ranked(0, -100.0), Ranked(U32, 100.0)],
-                True, U32, Grammar(GrammarKind.LARK, UNICODE), Reasoning([U32], [0, 127], U32),
+                True, U32, Grammar(GrammarKind.LARK, UNICODE), Reasoning([U32], [0, 127], U32, 1, [5, U32]),
                 TokenLimits([0, U32], [9, 1, U32, 3], [1, 3]),
             ), list(range(120, 137)), U32, U64, -128, UNICODE.encode(),
             KvFrom("prefill-0", ["tcp:10.0.0.1:9000", ""], U32), Resume(b"\x05\0\0\0", 2**63), KvTransfer(U32),
@@ -301,8 +301,15 @@ def invalid() -> list[dict[str, str]]:
     ) -> bytes:
         return b"\x96\x0c" + ticket + bytes([0xC4, len(names)]) + names + parents + hits + b"\x05"
 
-    def reasoned(begin: bytes, end: bytes, most: bytes = b"\xc0") -> bytes:
-        return swap(thinks, b"\x93\x90\x91\xcd\xbf\xff\xc0", b"\x93" + begin + end + most)
+    def reasoned(
+        begin: bytes,
+        end: bytes,
+        most: bytes = b"\xc0",
+        begun: bytes = b"\x00",
+        ends_too: bytes = b"\x90",
+    ) -> bytes:
+        new = b"\x95" + begin + end + most + begun + ends_too
+        return swap(thinks, b"\x95\x90\x91\xcd\xbf\xff\xc0\x00\x90", new)
 
     assert isinstance(codec.decode(offer()), Offer)
     assert isinstance(codec.decode(reasoned(b"\x91\x01", b"\x91\x05", b"\x00")), Submit)
@@ -503,7 +510,7 @@ def invalid() -> list[dict[str, str]]:
             "malformed",
             "other_prompts.prompts[0]",
         ),
-        ("grammar totals of one less", b"\x97\x0e" + grammars[2:-1], "malformed", "grammar_totals"),
+        ("grammar totals of one less", b"\x9a\x0e" + grammars[2:-5], "malformed", "grammar_totals"),
         ("masks below zero", swap(grammars, b"\x0e\xcd\x04\xb0", b"\x0e\xff"), "malformed", "grammar_totals.masks"),
         ("reasoning without an end", reasoned(b"\x90", b"\x90"), "malformed", "submit.sampling.reasoning.end"),
         ("reasoning ending in text", reasoned(b"\x90", b"\x91\xa1x"), "malformed", "submit.sampling.reasoning.end[0]"),
@@ -518,6 +525,18 @@ def invalid() -> list[dict[str, str]]:
             reasoned(b"\x90", b"\x91\x05", b"\xff"),
             "malformed",
             "submit.sampling.reasoning.max_tokens",
+        ),
+        (
+            "reasoning whose end is there",
+            reasoned(b"\x90", b"\x92\x05\x06", begun=b"\x02"),
+            "malformed",
+            "submit.sampling.reasoning.begun",
+        ),
+        (
+            "reasoning that ends with 33 tokens, too",
+            reasoned(b"\x90", b"\x91\x05", ends_too=b"\xdc\x00\x21" + b"\x01" * 33),
+            "malformed",
+            "submit.sampling.reasoning.ends_too",
         ),
         ("totals without the time spent", b"\x99" + totals[1:-9], "malformed", "group_totals"),
         ("totals of one more", b"\x9b" + totals[1:] + b"\x00", "malformed", "group_totals"),

@@ -1,14 +1,17 @@
 //! The answers with a grammar that have a batch row. A thread owns where they stand; the steps send it what to do.
 //!
-//! `begin` before the model runs and `masks` after it: in between, the thread fills the masks.
+//! `begin` before the model runs and `masks` after it: in between, the thread fills the masks. Those that take longer than a
+//! step can wait are put off (`turns.rs` of the router's grammars): their answers get no token in this step.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-use headrace_router::request::grammar::Follower;
+use headrace_router::request::grammar::{
+    Follower, MaskBudget, MaskSpending, MaskTurn, Masked, mask_order,
+};
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods as _, PyReadonlyArray1};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -27,9 +30,14 @@ struct Asked {
     drafts: Vec<u32>,
 }
 
-/// Masks of tokens, `[rows, words]`; behind which of the listed tokens each row's begin, `[rows + 1]`; and these tokens.
-type MaskArrays<'py> =
-    (Bound<'py, PyArray2<u32>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<u32>>);
+/// Masks of tokens, `[rows, words]`; behind which of the listed tokens each row's begin, `[rows + 1]`; these tokens; and whether
+/// each answer was put off.
+type MaskArrays<'py> = (
+    Bound<'py, PyArray2<u32>>,
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<u32>>,
+    Bound<'py, PyArray1<bool>>,
+);
 
 /// The tokens of a mask are listed where it allows at most one in so many: then it is quicker to look at these alone than to
 /// take the others their logits. A guess.
@@ -41,13 +49,28 @@ struct Masks {
     /// `[rows + 1]`, places in `few`
     starts: Vec<i64>,
     few: Vec<u32>,
+    /// `[answers]`
+    put_off: Vec<bool>,
     us: u64,
+}
+
+/// Masks that are being filled.
+struct Filling {
+    masks: Receiver<Masks>,
+    /// A step waits for them.
+    late: Arc<AtomicBool>,
+}
+
+/// What a batch row has.
+struct Row {
+    follower: Box<Follower>,
+    turn: MaskTurn,
 }
 
 enum Command {
     Take { row: usize, follower: Box<Follower>, tokens: Vec<u32> },
     Leave { row: usize },
-    Fill { asked: Vec<Asked>, reply: SyncSender<Masks> },
+    Fill { asked: Vec<Asked>, late: Arc<AtomicBool>, reply: SyncSender<Masks> },
     Advance { tokens: Vec<(usize, Vec<u32>)>, reply: SyncSender<Vec<bool>> },
     CountAllowed { drafts: Vec<Asked>, reply: SyncSender<Vec<i64>> },
     Error { row: usize, reply: SyncSender<Option<String>> },
@@ -57,27 +80,32 @@ enum Command {
 pub(crate) struct GrammarRows {
     tokens: usize,
     rows: usize,
+    budget: MaskBudget,
     commands: Mutex<Option<SyncSender<Command>>>,
-    filling: Mutex<Option<Receiver<Masks>>>,
+    filling: Mutex<Option<Filling>>,
     masks: AtomicU64,
     mask_us: AtomicU64,
     late: AtomicU64,
     wait_us: AtomicU64,
+    put_off: AtomicU64,
 }
 
 #[pymethods]
 impl GrammarRows {
     #[new]
-    fn new(tokens: usize, rows: usize) -> Self {
+    #[pyo3(signature = (tokens, rows, *, work_beside=u64::MAX, work_late=u64::MAX))]
+    fn new(tokens: usize, rows: usize, work_beside: u64, work_late: u64) -> Self {
         Self {
             tokens,
             rows,
+            budget: MaskBudget { beside: work_beside, late: work_late },
             commands: Mutex::new(None),
             filling: Mutex::new(None),
             masks: AtomicU64::new(0),
             mask_us: AtomicU64::new(0),
             late: AtomicU64::new(0),
             wait_us: AtomicU64::new(0),
+            put_off: AtomicU64::new(0),
         }
     }
 
@@ -103,14 +131,17 @@ impl GrammarRows {
     ) -> PyResult<()> {
         let asked = asked(rows.as_slice()?, counts.as_slice()?, drafts.as_slice()?)?;
         let (reply, masks) = sync_channel(1);
-        self.send(Command::Fill { asked, reply })?;
-        *lock(&self.filling) = Some(masks);
+        let late = Arc::new(AtomicBool::new(false));
+        self.send(Command::Fill { asked, late: Arc::clone(&late), reply })?;
+        *lock(&self.filling) = Some(Filling { masks, late });
         Ok(())
     }
 
     fn masks<'py>(&self, py: Python<'py>) -> PyResult<MaskArrays<'py>> {
         let filling = lock(&self.filling).take();
         let filling = filling.ok_or_else(|| PyRuntimeError::new_err("no masks were begun"))?;
+        filling.late.store(true, Ordering::Relaxed);
+        let filling = filling.masks;
         let masks = match filling.try_recv() {
             Ok(masks) => masks, // as a rule; others keep the GIL for milliseconds
             Err(_) => {
@@ -124,8 +155,11 @@ impl GrammarRows {
         let rows = masks.starts.len() - 1;
         self.masks.fetch_add(rows as u64, Ordering::Relaxed);
         self.mask_us.fetch_add(masks.us, Ordering::Relaxed);
+        let put_off = masks.put_off.iter().filter(|put_off| **put_off).count() as u64;
+        self.put_off.fetch_add(put_off, Ordering::Relaxed);
         let bits = masks.bits.into_pyarray(py).reshape([rows, self.tokens.div_ceil(32)])?;
-        Ok((bits, masks.starts.into_pyarray(py), masks.few.into_pyarray(py)))
+        let lists = (masks.starts.into_pyarray(py), masks.few.into_pyarray(py));
+        Ok((bits, lists.0, lists.1, masks.put_off.into_pyarray(py)))
     }
 
     fn advance<'py>(
@@ -177,10 +211,11 @@ impl GrammarRows {
         py.detach(move || error.recv()).map_err(|_| gone())
     }
 
-    /// Masks made, microseconds that took, steps that waited for them, and microseconds that they waited.
-    fn times(&self) -> (u64, u64, u64, u64) {
+    /// Masks made, microseconds that took, steps that waited for them, microseconds that they waited, and answers that were
+    /// put off, once for each step.
+    fn times(&self) -> (u64, u64, u64, u64, u64) {
         let of = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        (of(&self.masks), of(&self.mask_us), of(&self.late), of(&self.wait_us))
+        (of(&self.masks), of(&self.mask_us), of(&self.late), of(&self.wait_us), of(&self.put_off))
     }
 }
 
@@ -189,9 +224,9 @@ impl GrammarRows {
         let mut commands = lock(&self.commands);
         if commands.is_none() {
             let (sender, inbox) = sync_channel(COMMANDS);
-            let (rows, model_tokens) = (self.rows, self.tokens);
+            let (rows, model_tokens, budget) = (self.rows, self.tokens, self.budget);
             let builder = thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
-            let spawned = builder.spawn(move || follow(&inbox, rows, model_tokens));
+            let spawned = builder.spawn(move || follow(&inbox, rows, model_tokens, budget));
             spawned.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
             *commands = Some(sender);
         }
@@ -202,62 +237,102 @@ impl GrammarRows {
 }
 
 /// The thread. It ends when the last handle drops.
-fn follow(inbox: &Receiver<Command>, rows: usize, model_tokens: usize) {
-    let mut followers: Vec<Option<Box<Follower>>> = (0..rows).map(|_| None).collect();
+fn follow(inbox: &Receiver<Command>, rows: usize, model_tokens: usize, budget: MaskBudget) {
+    let mut followers: Vec<Option<Row>> = (0..rows).map(|_| None).collect();
     for command in inbox {
         // whoever asked may be gone
         match command {
             Command::Take { row, mut follower, tokens } => {
-                follower.advance(&tokens);
-                followers[row] = Some(follower);
+                follower.advance_later(tokens);
+                followers[row] = Some(Row { follower, turn: MaskTurn::default() });
             }
             Command::Leave { row } => {
                 if let Some(place) = followers.get_mut(row) {
                     *place = None;
                 }
             }
-            Command::Fill { asked, reply } => {
-                reply.send(fill(&mut followers, &asked, model_tokens)).ok();
+            Command::Fill { asked, late, reply } => {
+                reply.send(fill(&mut followers, &asked, model_tokens, budget, &late)).ok();
             }
             Command::Advance { tokens, reply } => {
                 let ended = tokens.iter().map(|(row, tokens)| {
-                    at(&mut followers, *row).is_some_and(|follower| follower.advance(tokens))
+                    at(&mut followers, *row).is_some_and(|row| row.follower.advance(tokens))
                 });
                 reply.send(ended.collect()).ok();
             }
             Command::CountAllowed { drafts, reply } => {
                 let counts = drafts.iter().map(|one| match at(&mut followers, one.row) {
-                    Some(follower) => follower.count_allowed(&one.drafts) as i64,
+                    Some(row) => row.follower.count_allowed(&one.drafts) as i64,
                     None => one.drafts.len() as i64,
                 });
                 reply.send(counts.collect()).ok();
             }
             Command::Error { row, reply } => {
-                let follower = at(&mut followers, row);
-                reply.send(follower.and_then(|follower| follower.error())).ok();
+                let row = at(&mut followers, row);
+                reply.send(row.and_then(|row| row.follower.error())).ok();
             }
         }
     }
 }
 
-fn at(followers: &mut [Option<Box<Follower>>], row: usize) -> Option<&mut Follower> {
-    followers.get_mut(row)?.as_deref_mut()
+fn at(followers: &mut [Option<Row>], row: usize) -> Option<&mut Row> {
+    followers.get_mut(row)?.as_mut()
 }
 
-fn fill(followers: &mut [Option<Box<Follower>>], asked: &[Asked], tokens: usize) -> Masks {
+fn fill(
+    followers: &mut [Option<Row>],
+    asked: &[Asked],
+    tokens: usize,
+    budget: MaskBudget,
+    late: &AtomicBool,
+) -> Masks {
     let began = Instant::now();
-    let (rows, words) =
-        (asked.iter().map(|one| one.drafts.len() + 1).sum::<usize>(), tokens.div_ceil(32));
-    let mut bits = vec![u32::MAX; rows * words];
-    let mut dead = vec![false; rows];
-    let mut first = 0;
+    let words = tokens.div_ceil(32);
+    let mut firsts = Vec::with_capacity(asked.len()); // row of the masks of each answer
+    let mut rows = 0;
     for one in asked {
+        firsts.push(rows);
+        rows += one.drafts.len() + 1;
+    }
+    relieve(followers, asked);
+    let mut bits = vec![u32::MAX; rows * words];
+    let (mut dead, mut put_off) = (vec![false; rows], vec![false; asked.len()]);
+    let turns: Vec<MaskTurn> = asked
+        .iter()
+        .map(|one| at(followers, one.row).map(|row| row.turn).unwrap_or_default())
+        .collect();
+    let is_late = || late.load(Ordering::Relaxed);
+    let mut spending = MaskSpending::new(budget);
+    for (nth, place) in mask_order(&turns, budget).into_iter().enumerate() {
+        let (one, first) = (&asked[place], firsts[place]);
         let stop = first + one.drafts.len() + 1;
-        if let Some(follower) = at(followers, one.row) {
-            let own = &mut bits[first * words..stop * words];
-            follower.fill_masks(&one.drafts, own, &mut dead[first..stop]);
+        let Some(Row { follower, turn }) = at(followers, one.row) else { continue };
+        if nth > 0 && !spending.has_more(is_late()) {
+            turn.put_off(0);
+            put_off[place] = true;
+            dead[first..stop].fill(true);
+            continue;
         }
-        first = stop;
+        // It is its turn, whatever it takes: the others have the budget none the less.
+        let is_due = nth == 0 && turn.waited > 0;
+        let mut work = 0;
+        let mut began_late = is_late();
+        let mut spend = |more| {
+            work += more;
+            if !is_due {
+                spending.spend(more, began_late);
+            }
+            began_late = is_late();
+            if is_due { work < budget.late } else { spending.has_more(began_late) }
+        };
+        let own = &mut bits[first * words..stop * words];
+        match follower.fill_masks(&one.drafts, own, &mut dead[first..stop], &mut spend) {
+            Masked::Filled => turn.filled(work),
+            Masked::PutOff => {
+                turn.put_off(work);
+                put_off[place] = true;
+            }
+        }
     }
     let (mut starts, mut few) = (Vec::with_capacity(rows + 1), Vec::new());
     starts.push(0);
@@ -269,7 +344,27 @@ fn fill(followers: &mut [Option<Box<Follower>>], asked: &[Asked], tokens: usize)
         }
         starts.push(few.len() as i64);
     }
-    Masks { bits, starts, few, us: us_since(began) }
+    Masks { bits, starts, few, put_off, us: us_since(began) }
+}
+
+/// Where all grammars hold more than they may, the largest one of the step gives way, with its answer.
+fn relieve(followers: &mut [Option<Row>], asked: &[Asked]) {
+    let mut of_step: Vec<usize> = asked.iter().map(|one| one.row).collect();
+    let exhausted = |followers: &[Option<Row>], of_step: &[usize]| {
+        let mut rows = of_step.iter().filter_map(|row| followers.get(*row)?.as_ref());
+        rows.any(|row| row.follower.is_memory_exhausted())
+    };
+    while exhausted(followers, &of_step) {
+        let bytes = |row: &usize| {
+            let row = followers.get(*row).and_then(Option::as_ref);
+            row.map_or(0, |row| row.follower.bytes())
+        };
+        let Some(at) = (0..of_step.len()).max_by_key(|at| bytes(&of_step[*at])) else { return };
+        let row = of_step.swap_remove(at);
+        if let Some(row) = self::at(followers, row) {
+            row.follower.give_way();
+        }
+    }
 }
 
 /// The tokens that a mask allows, lowest first.

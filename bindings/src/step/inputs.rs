@@ -285,7 +285,9 @@ impl InputColumns {
     }
 
     /// The tokens of a step go to its sequences. Returns what they got, and the places of those with penalties.
-    #[pyo3(signature = (batch_rows, known, *, sampled_of, rows, drafts, ids, most_stops, more_stops))]
+    ///
+    /// Those at `put_off`, places in `sampled_of`, got none and go on: the row of their newest token is computed again.
+    #[pyo3(signature = (batch_rows, known, *, sampled_of, rows, drafts, ids, put_off, most_stops, more_stops))]
     fn settle<'py>(
         &self,
         py: Python<'py>,
@@ -295,6 +297,7 @@ impl InputColumns {
         rows: Ints<'py>,
         drafts: PyReadonlyArray1<'py, i32>,
         ids: Ints<'py>,
+        put_off: Vec<usize>,
         most_stops: usize,
         more_stops: HashMap<i64, HashSet<i64>>,
     ) -> PyResult<(CutArrays<'py>, Vec<usize>)> {
@@ -339,6 +342,16 @@ impl InputColumns {
             if flags.penalised[row] {
                 penalised.push(place);
             }
+        }
+        for place in put_off {
+            let row = *sampled_of.get(place).ok_or_else(|| {
+                PyValueError::new_err(format!("place {place}, of {}", sampled_of.len()))
+            })? as usize; // which was checked
+            if cut.counts[place] > 0 {
+                return Err(PyValueError::new_err(format!("the one at {place} has a token")));
+            }
+            facts.computed[row] -= 1;
+            flags.ended[row] = false;
         }
         Ok((cut.into_arrays(py), penalised))
     }

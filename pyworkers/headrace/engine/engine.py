@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.engine.admission import Admission
@@ -146,12 +147,18 @@ class Engine:
     @property
     def grammar_totals(self) -> GrammarTotals:
         """What was spent on rules of answers so far."""
-        masks, mask_us, late, wait_us = self._forward.grammars.times()
+        masks, mask_us, late, wait_us, put_off = self._forward.grammars.times()
+        totals = GrammarTotals(masks, mask_us, late, wait_us, put_off=put_off)
         known = self.vocabulary
         if known is None:
-            return GrammarTotals(masks, mask_us, late, wait_us)
-        return GrammarTotals(
-            masks, mask_us, late, wait_us, known.compiled, known.compile_us, known.found
+            return totals
+        return replace(
+            totals,
+            compiled=known.compiled,
+            compile_us=known.compile_us,
+            known=known.found,
+            refused=known.refused,
+            memory_bytes=known.memory_bytes,
         )
 
     @property

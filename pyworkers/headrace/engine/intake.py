@@ -99,13 +99,19 @@ class Intake:
         grammar = None if sampling.grammar is None else self._compiled(sampling.grammar)
         if reasoning is None:
             return AnswerRules(grammar)
-        for token in (*reasoning.begin, *reasoning.end):
+        for token in (*reasoning.begin, *reasoning.end, *reasoning.ends_too):
             if token >= self._vocab_size:
                 raise RequestError(
                     FailureKind.BAD_TOKEN,
                     f"reasoning: token {token} is not in the vocabulary of {self._vocab_size}",
                 )
-        return AnswerRules(grammar, (reasoning.begin, reasoning.end, reasoning.max_tokens))
+        r = reasoning
+        try:
+            return AnswerRules(
+                grammar, (r.begin, r.end, r.max_tokens, r.begun, r.ends_too), self._vocabulary
+            )
+        except ValueError as error:
+            raise RequestError(FailureKind.BAD_SAMPLING, f"reasoning: {error}") from error
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar:
         """A grammar that was not seen before takes milliseconds, in which the engine takes in nothing else: a worker
@@ -118,6 +124,8 @@ class Intake:
             return self._vocabulary.compile(grammar.kind, grammar.source)
         except ValueError as error:
             raise RequestError(FailureKind.BAD_SAMPLING, f"grammar: {error}") from error
+        except MemoryError as error:  # another worker may have room
+            raise RequestError(FailureKind.QUEUE_FULL, f"grammar: {error}") from error
 
     def _tokens(self, data: bytes, what: str) -> NDArray[np.int32]:
         if len(data) % 4:

@@ -33,7 +33,10 @@ class OutputBuilder:
     def tokens(
         self, chosen: ChosenRows, there: NDArray[np.bool_] | None, result: StepResult
     ) -> None:
-        """Sequences got tokens, which they have already; or none, and fail. `there`: who has its row; `None`: all."""
+        """Sequences got tokens, which they have already; or none, and fail, unless they were put off.
+
+        `there`: who has its row; `None`: all.
+        """
         work, plain = chosen.work, None
         some, links, requests, link, (drafted, accepted) = self._stages.columns.core.told(
             work.batch_rows,
@@ -58,6 +61,8 @@ class OutputBuilder:
         said = plain.copy()
         special: dict[int, Output] = {}
         for row in places_of(~plain).tolist():
+            if row in chosen.put_off:
+                continue
             sequence = work.sequence(chosen.places.item(row))
             if self._requests.get(sequence.key) is not sequence:
                 continue

@@ -117,10 +117,18 @@ def _grammar_rule(grammar: Grammar) -> None:
 
 
 def _reasoning_rule(reasoning: Reasoning) -> None:
-    for name, marker, least in (("begin", reasoning.begin, 0), ("end", reasoning.end, 1)):
+    markers = (
+        ("begin", reasoning.begin, 0),
+        ("end", reasoning.end, 1),
+        ("ends_too", reasoning.ends_too, 0),
+    )
+    for name, marker, least in markers:
         if not least <= len(marker) <= MAX_MARKER_TOKENS:
             expected = f"{least} to {MAX_MARKER_TOKENS} items"
             raise MalformedFrame(f".{name}", expected, str(len(marker)))
+    if reasoning.begun >= len(reasoning.end):
+        expected = f"less than the {len(reasoning.end)} of `end`"
+        raise MalformedFrame(".begun", expected, str(reasoning.begun))
 
 
 def _limits_rule(limits: TokenLimits) -> None:

@@ -359,6 +359,11 @@ class GrammarTotals:
     compiled: U64 = 0
     compile_us: U64 = 0
     known: U64 = 0  # requests whose grammar was compiled before
+    put_off: U64 = (
+        0  # answers that got no token in a step, as their masks were too much work for it
+    )
+    refused: U64 = 0  # grammars that were not compiled, as those in use hold too much memory
+    memory_bytes: U64 = 0  # what grammars and the answers that follow them hold now
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,11 +442,18 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What comes before an answer. Where it is follows from the tokens alone; a grammar begins behind it."""
+    """What comes before an answer. Where it is follows from the tokens alone; a grammar begins behind it.
+
+    Tokens of markers stand for what they write: special ones are found by their id, all others by their text.
+    """
 
     begin: list[U32]  # first tokens of the answer that open it; none where the prompt has
     end: list[U32]
     max_tokens: U32 | None = None  # then `end` is forced
+    begun: U32 = (
+        0  # tokens of `end` that stand at the end of the prompt; `begin` then counts for nothing
+    )
+    ends_too: list[U32] = field(default_factory=list[U32])  # ends it as well, and is never forced
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
-"""Grammars that are not known yet are compiled on a thread of their own, which takes milliseconds.
+"""Grammars that are not known yet are compiled on a thread of their own, one at a time, which takes milliseconds each.
 
-What comes for their requests waits meanwhile, in its order: all else goes on.
+What comes for their requests waits meanwhile, in its order: all else goes on. The next grammar is one of the highest
+priority, of the router whose turn it is, and the shortest of these: whoever sends many has a low priority for all but a
+few. One turn in five belongs to whoever has waited longest, so that none waits for ever.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from typing import TYPE_CHECKING
 
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Key
-from headrace.wire.frames import Cancel, Continue, Submit, Ticket
+from headrace.wire.frames import Cancel, Continue, Grammar, Submit, Ticket
 from headrace.worker.sessions import EngineInput, Left
 
 if TYPE_CHECKING:
     from headrace._core import GrammarVocabulary
 
-MOST_WAITING = 256  # requests whose grammar is to be compiled. A guess
+MOST_WAITING = 256  # requests whose grammar is to be compiled: some seconds of work. A guess
+MOST_OF_LINK = 224  # of one router: seven eighths
+OLDEST_EVERY = 5  # turns: the same as of prompts that are tokenised
 MOST_OF_REQUEST = 4  # of one request: a Submit, a ticket, and how it goes on
 
 
@@ -29,6 +33,8 @@ MOST_OF_REQUEST = 4  # of one request: a Submit, a ticket, and how it goes on
 class Held:
     """What came for one request."""
 
+    grammar: Grammar
+    priority: int
     inputs: list[EngineInput]
     compiled: bool = False
 
@@ -40,7 +46,11 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar compiler")
-        self._held: dict[Key, Held] = {}
+        self._held: dict[Key, Held] = {}  # in the order of their coming
+        self._compiling = False
+        self._closed = False
+        self._turns = 0
+        self._served: dict[int, int] = {}  # by link: its latest turn
 
     @property
     def idle(self) -> bool:
@@ -53,6 +63,7 @@ class GrammarCompiler:
             case Left():
                 for key in [key for key in self._held if key.link == link]:
                     del self._held[key]
+                self._served.pop(link, None)
             case Cancel(request):
                 self._held.pop(Key(link, request), None)
             case Submit() | Ticket() | Continue():
@@ -74,21 +85,49 @@ class GrammarCompiler:
         grammar, vocabulary = submit.sampling.grammar, self._vocabulary
         if grammar is None or vocabulary is None or vocabulary.knows(grammar.kind, grammar.source):
             return False
-        if len(self._held) >= MOST_WAITING:
-            text = f"{MOST_WAITING} requests wait until their grammar is compiled"
+        of_link = sum(held.link == key.link for held in self._held)
+        if len(self._held) >= MOST_WAITING or of_link >= MOST_OF_LINK:
+            text = (
+                f"{len(self._held)} requests wait until their grammar is compiled, {of_link} of "
+                "this router; try again later"
+            )
             raise RequestError(FailureKind.QUEUE_FULL, text)
-        held = self._held[key] = Held([given])
+        self._held[key] = Held(grammar, submit.priority, [given])
+        if not self._compiling:
+            self._compile_next(vocabulary)
+        return True
+
+    def _compile_next(self, vocabulary: GrammarVocabulary) -> None:
+        waiting = {key: held for key, held in self._held.items() if not held.compiled}
+        if not waiting:
+            return
+        self._turns += 1
+        oldest = next(iter(waiting))
+
+        def rank(key: Key) -> tuple[int, int, int]:
+            it = waiting[key]
+            return -it.priority, self._served.get(key.link, 0), len(it.grammar.source)
+
+        chosen = oldest if self._turns % OLDEST_EVERY == 0 else min(waiting, key=rank)
+        self._served[chosen.link] = self._turns
+        grammar = waiting[chosen].grammar
+        self._compiling = True
         compiling = asyncio.get_running_loop().run_in_executor(
             self._thread, vocabulary.prepare, grammar.kind, grammar.source
         )
-        compiling.add_done_callback(partial(self._compiled, held))
-        return True
+        compiling.add_done_callback(partial(self._compiled, vocabulary, grammar))
 
-    def _compiled(self, held: Held, compiling: asyncio.Future[None]) -> None:
+    def _compiled(
+        self, vocabulary: GrammarVocabulary, grammar: Grammar, compiling: asyncio.Future[None]
+    ) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             compiling.exception()  # whoever takes the request in meets it again
-        held.compiled = True
+        self._compiling = False
+        for held in self._held.values():
+            held.compiled |= held.grammar == grammar
         self._wake()
+        if not self._closed:
+            self._compile_next(vocabulary)
 
     def due(self) -> list[EngineInput]:
         """What waits no longer."""
@@ -99,4 +138,5 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """A grammar that is being compiled may take its milliseconds."""
+        self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)

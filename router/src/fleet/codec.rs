@@ -283,7 +283,9 @@ structs! {
     Bye { reason }
     Transferred { request, worker, backend, blocks, bytes, ms, error }
     Offer { ticket, names, parents, hits, lease_ms } => rules::offer
-    GrammarTotals { masks, mask_us, late, wait_us, compiled, compile_us, known }
+    GrammarTotals {
+        masks, mask_us, late, wait_us, compiled, compile_us, known, put_off, refused, memory_bytes,
+    }
     OtherPrompts { prompts }
     OtherPrompt[MOST_OTHER_PROMPTS] { behind, tokens, left, prompts }
     GroupTotals { held_rounds, held_ms, waves, slots, bytes, refused, gain_s, cost_s, spent_s }
@@ -300,7 +302,7 @@ structs! {
     }
     TokenLimits { allowed, banned, lengths } => rules::token_limits
     Grammar { kind, source } => rules::grammar
-    Reasoning { begin, end, max_tokens } => rules::reasoning
+    Reasoning { begin, end, max_tokens, begun, ends_too } => rules::reasoning
     KvFrom { worker, transfer, timeout_ms }
     KvTransfer { lease_ms }
     Resume { generated, rng_counter }

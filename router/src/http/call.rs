@@ -97,6 +97,11 @@ impl Call {
         job.first_choice = first_choice;
     }
 
+    /// Whose turns and places it takes.
+    pub(super) fn holder(&self) -> Holder {
+        self.holder
+    }
+
     /// Whose is what is stored of its answer.
     pub(super) fn owner(&self) -> OwnerId {
         self.account.id

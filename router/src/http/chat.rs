@@ -24,6 +24,8 @@ use crate::prompt::StopStrings;
 use crate::prompt::{ChatPrompt, Conventions, Prompt};
 use crate::request::{Job, Reading};
 use held::HeldCalls;
+use reasoning::Behind;
+use tools::ToolChoice;
 
 /// A checked request.
 #[derive(Debug)]
@@ -81,11 +83,16 @@ pub(super) fn check(
     missing::refuse(&mut fields, lacking::LACKING)?;
     fields.finish()?;
 
+    let must = held.is_some() && wish.choice == ToolChoice::Must;
     let mut sampling = common.sampling;
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = common.prompt_logprobs;
-    let grammar = common.grammar.is_some() || held.is_some();
-    sampling.reasoning = reasoning::before(model, most_reasoning, grammar);
+    let behind = match (&held, &common.grammar) {
+        (Some(_), _) => Behind::Calls,
+        (None, Some(_)) => Behind::Grammar,
+        (None, None) => Behind::Free,
+    };
+    sampling.reasoning = reasoning::before(model, most_reasoning, behind)?;
     let job = Job {
         name: ids::name("chatcmpl-"),
         prompt: Prompt::Chat(prompt),
@@ -117,13 +124,15 @@ pub(super) fn check(
         bad_words: common.bad_words,
         delivery: common.delivery,
         format: Format::new(
-            // A grammar begins behind the reasoning, if a token ends that; else that of calls may know of it.
+            // A grammar begins behind the reasoning, if tokens end that; else that of calls may know of it.
             model.conventions.reasoning.filter(|_| {
-                let behind = common.grammar.is_none() || model.reasoning.is_some();
+                let ends = model.reasoning.is_some() || model.channels.is_some();
+                let behind = common.grammar.is_none() || ends;
                 held.as_ref().map_or(behind, HeldCalls::knows_reasoning)
             }),
             calls,
-        ),
+        )
+        .map(|format| format.ended_by_grammar(must)),
         shows_reasoning,
         held,
         grammar: common.grammar,

@@ -29,6 +29,7 @@ use crate::http::reply::reject::Reject;
 use crate::http::reply::{self, AnswerHead};
 use crate::http::{bad_words, chat, completions, grammar};
 use crate::limits::memory::{MemoryShare, Refused};
+use crate::limits::shares::Holder;
 use crate::process::background;
 use crate::prompt::Prompt;
 use crate::prompt::{PromptEngine, StopStrings};
@@ -54,7 +55,7 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
         chat_of(&app, body)
     });
     let mut chat = checked.await?;
-    check_grammar(surface, &mut chat).await?;
+    check_grammar(surface, call.holder(), &mut chat).await?;
     let ReadyChat { model, mut request } = chat;
     call.apply(&mut request.job, 0);
     let logprobs = request.logprobs.then(|| vocabulary(&model));
@@ -93,7 +94,9 @@ pub(super) fn chat_within(
     let template = fields.look("chat_template").and_then(Value::as_str);
     let template = template.filter(|_| app.config.http.request_templates);
     let facts = facts(&model.engine, &app.config.parsers, template);
-    if let Some(most) = most_reasoning.filter(|_| facts.reasoning.is_some()) {
+    if let Some(most) =
+        most_reasoning.filter(|_| facts.reasoning.is_some() || facts.channels.is_some())
+    {
         fields.put("max_reasoning_tokens", most.into());
     }
     let mut request = chat::check(fields, &facts, &mut memory)?;
@@ -113,12 +116,13 @@ pub(super) fn chat_within(
 /// `BadRequest` about its place in the request.
 pub(super) async fn check_grammar(
     surface: &Surface,
+    holder: Holder,
     chat: &mut ReadyChat,
 ) -> Result<(), RouteError> {
     let ReadyChat { model, request } = chat;
-    grammar::check(surface, request.grammar.take()).await?;
+    grammar::check(surface, holder, request.grammar.take()).await?;
     if let Some(held) = &mut request.held {
-        request.job.sampling.grammar = Some(held.checked(surface, &model.engine).await?);
+        request.job.sampling.grammar = Some(held.checked(surface, holder, &model.engine).await?);
     }
     let words = std::mem::take(&mut request.bad_words);
     let limits = bad_words::limits(&model.engine, words, &request.job.sampling).await?;
@@ -159,7 +163,7 @@ async fn answer_completions(
         Ok((model, request, echo, stop, Arc::new(memory)))
     });
     let (model, mut request, echo, stop, memory) = checked.await?;
-    grammar::check(surface, request.grammar.take()).await?;
+    grammar::check(surface, call.holder(), request.grammar.take()).await?;
     let words = std::mem::take(&mut request.bad_words);
     let first = request.jobs.first().expect("a request has at least one prompt");
     let limits = bad_words::limits(&model.engine, words, &first.sampling).await?;

@@ -6,16 +6,22 @@ use std::time::Instant;
 use crate::error::RouteError;
 use crate::http::Surface;
 use crate::http::parse::grammar::Asked;
+use crate::limits::shares::Holder;
 use crate::process::background;
 
-/// Checks what a request asked for.
+/// Checks what a request of `holder` asked for. Holders take turns: a flood of grammars holds up nobody else's for longer than
+/// one check for each of those that wait.
 ///
 /// # Errors
-/// `BadRequest` whose `param` is the place of what is wrong.
+/// `BadRequest` whose `param` is the place of what is wrong; `Overloaded` if too many wait.
 ///
 /// # Cancel safety
 /// A dropped call does not stop a check that has begun; it keeps its turn until it is done.
-pub(super) async fn check(surface: &Surface, asked: Option<Asked>) -> Result<(), RouteError> {
+pub(super) async fn check(
+    surface: &Surface,
+    holder: Holder,
+    asked: Option<Asked>,
+) -> Result<(), RouteError> {
     let Some(asked) = asked else { return Ok(()) };
     let metrics = &surface.app.metrics.grammars;
     // What is wrong is not kept: its error names the field of one request.
@@ -23,8 +29,13 @@ pub(super) async fn check(surface: &Surface, asked: Option<Asked>) -> Result<(),
         metrics.known.inc();
         return Ok(());
     }
-    let turn = Arc::clone(&surface.app.memory.parsers).acquire_owned().await;
-    let turn = turn.map_err(|error| RouteError::internal("no turn to check a grammar", error))?;
+    let turn = surface.turns.take(holder).await.inspect_err(|_| {
+        metrics.turned_away.inc();
+    })?;
+    if surface.grammars.get(&asked.grammar).is_some() {
+        metrics.known.inc(); // another request had it checked meanwhile
+        return Ok(());
+    }
     let (app, grammars) = (Arc::clone(&surface.app), Arc::clone(&surface.grammars));
     background::run("grammar", move || {
         let began = Instant::now();

@@ -74,7 +74,7 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
         })
         .await?
     };
-    let checked = generate::check_grammar(surface, &mut ready).await;
+    let checked = generate::check_grammar(surface, call.holder(), &mut ready).await;
     checked.map_err(|error| request::NAMES.of_client(error))?;
     let ReadyChat { model, request: mut chat } = ready;
     call.apply(&mut chat.job, 0);

@@ -111,9 +111,13 @@ fn settle_reasoning(engine: &PromptEngine, sampling: &mut Sampling, prompt: &[u3
     let ends_with = |marker: &[u32]| last.trim_end().ends_with(&engine.decode(marker, false));
     if ends_with(&reasoning.end) {
         sampling.reasoning = None;
+        return;
     } else if ends_with(&reasoning.begin) {
         reasoning.begin.clear();
+    } else if ends_with(&reasoning.end[..reasoning.begun as usize]) {
+        return; // nothing of it, or the head of a message with which an answer in channels goes on
     }
+    reasoning.begun = 0;
 }
 
 /// A prompt that is cut may be so many times as long as the context: it is tokenised as a whole before. A guess.

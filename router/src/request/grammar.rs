@@ -10,17 +10,23 @@ mod follower;
 mod formats;
 mod gbnf;
 mod known;
+mod marker;
+mod memory;
 mod place;
 mod reasoning;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod vocabulary;
 
 pub use compile::{Compiled, GrammarError, check_grammar};
 pub use endless::endless;
-pub use follower::Follower;
+pub use follower::{Follower, MASK_WORK, Masked};
 pub use formats::spell_out;
 pub use gbnf::lark_of_gbnf;
 pub use known::{KnownGrammar, KnownGrammars};
+pub use memory::GrammarMemory;
 pub use place::{SchemaError, check_schema};
+pub use reasoning::ReasoningRules;
+pub use turns::{MaskBudget, MaskSpending, MaskTurn, mask_order};
 pub use vocabulary::GrammarTokens;

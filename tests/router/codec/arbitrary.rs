@@ -306,21 +306,34 @@ fn grammar() -> BoxedStrategy<Grammar> {
 }
 
 fn reasoning() -> BoxedStrategy<Reasoning> {
-    (vec(int32(), 0..32), vec(int32(), 1..32), option::of(int32()))
-        .prop_map(|(begin, end, max_tokens)| Reasoning { begin, end, max_tokens })
+    let markers = (vec(int32(), 0..32), vec(int32(), 1..32), vec(int32(), 0..32));
+    (markers, option::of(int32()), any::<u32>())
+        .prop_map(|((begin, end, ends_too), max_tokens, begun)| {
+            let begun = begun % u32::try_from(end.len()).unwrap_or(1);
+            Reasoning { begin, end, max_tokens, begun, ends_too }
+        })
         .boxed()
 }
 
 fn grammar_totals() -> BoxedStrategy<GrammarTotals> {
-    (int64(), int64(), int64(), int64(), int64(), int64(), int64())
-        .prop_map(|(masks, mask_us, late, wait_us, compiled, compile_us, known)| GrammarTotals {
-            masks,
-            mask_us,
-            late,
-            wait_us,
-            compiled,
-            compile_us,
-            known,
+    let masks = (int64(), int64(), int64(), int64(), int64());
+    let grammars = (int64(), int64(), int64(), int64(), int64());
+    (masks, grammars)
+        .prop_map(|(masks, grammars)| {
+            let (masks, mask_us, late, wait_us, put_off) = masks;
+            let (compiled, compile_us, known, refused, memory_bytes) = grammars;
+            GrammarTotals {
+                masks,
+                mask_us,
+                late,
+                wait_us,
+                compiled,
+                compile_us,
+                known,
+                put_off,
+                refused,
+                memory_bytes,
+            }
         })
         .boxed()
 }

@@ -7,11 +7,14 @@ a preemption, on another worker, or after the first token of a hand-off.
 
 A draft is checked by the mask of its place like any other token. Behind one that ends the answer nothing is chosen, so
 that the answer ends there.
+
+A step does not wait for all masks, however much work they are. Whoever has none in time is put off: it gets no token,
+and computes the row of its newest token again in the next step. Its text is the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,12 +34,19 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
+WORK_BESIDE = 1 << 21  # of a step's masks while its model computes, in units of some 70 ns: 150 ms
+WORK_LATE = (
+    140_000  # and once it waits for them: 10 ms, the time of a step of a large model. A guess
+)
+
 
 class Grammars:
     """Where the answers with rules stand, by batch row. Belongs to the thread of the steps."""
 
     def __init__(self, vocab_size: int, max_sequences: int) -> None:
-        self._core = _core.GrammarRows(vocab_size, max_sequences)
+        self._core = _core.GrammarRows(
+            vocab_size, max_sequences, work_beside=WORK_BESIDE, work_late=WORK_LATE
+        )
         self._has = np.zeros(max_sequences, dtype=np.bool_)
         self._any = False
 
@@ -50,6 +60,13 @@ class Grammars:
         else:
             return
         self._has[batch_row] = rules is not None
+        self._any = bool(self._has.any())
+
+    def leave_rows(self, batch_rows: Ints) -> None:
+        """The answers there have ended, and need no memory any more."""
+        for row in batch_rows[self._has[batch_rows]].tolist():
+            self._core.leave(row)
+            self._has[row] = False
         self._any = bool(self._has.any())
 
     def begin(self, rows: Rows) -> StepMasks | None:
@@ -77,8 +94,10 @@ class Grammars:
         allowed[owners] = self._core.count_allowed(batch_rows[owners], counts, listed)
         return allowed
 
-    def times(self) -> tuple[int, int, int, int]:
-        """Masks so far, microseconds of the thread, steps that waited for it, and for how many microseconds."""
+    def times(self) -> tuple[int, int, int, int, int]:
+        """Masks so far, microseconds of the thread, steps that waited for it, and for how many microseconds; and
+        answers that were put off, once for each step.
+        """
         return self._core.times()
 
 
@@ -89,6 +108,9 @@ class StepMasks:
     _core: _core.GrammarRows
     _owners: Ints  # places of the sequences
     _places: Ints  # [masks], rows of the logits
+    put_off: Ints = field(
+        default_factory=lambda: np.zeros(0, dtype=np.int64)
+    )  # once applied: places of sequences
 
     def apply(self, logits: torch.Tensor, *, whole: bool) -> Few | None:
         """What a grammar does not allow becomes -inf, in place; all of a row in which nothing may be chosen.
@@ -96,7 +118,8 @@ class StepMasks:
         But on a CPU, and unless it has to be done in the `whole` tensor, rows in which few tokens may be chosen stay
         as they are: to look at those tokens alone costs next to nothing, to write all others costs a row.
         """
-        masks, starts, ids = self._core.masks()
+        masks, starts, ids, put_off = self._core.masks()
+        self.put_off = self._owners[put_off]
         if whole or not is_native(logits):
             mask_logits(logits, self._places, masks)
             return None
@@ -123,7 +146,7 @@ class StepMasks:
 
     def note_stuck(self, chosen: ChosenRows, rows: Rows, best: NDArray[np.float32]) -> None:
         """Say why of the answers that got no token since no token may go on; `best` are the highest logits left."""
-        none = self._owners[chosen.counts[self._owners] == 0]
+        none = np.setdiff1d(self._owners[chosen.counts[self._owners] == 0], self.put_off)
         for row in none[np.isneginf(best[rows.starts[none]])].tolist():
             text = self._core.error(rows.batch_rows.item(row))
             chosen.stuck[row] = text or "the request forbids all tokens that may come next"

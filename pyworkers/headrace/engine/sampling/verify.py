@@ -53,6 +53,7 @@ class ChosenRows:
     accepted: Ints
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict[int, list[TokenLogprob]])
     stuck: dict[int, str] = field(default_factory=dict[int, str])
+    put_off: frozenset[int] = frozenset()  # rows without a token, which get one in a later step
 
     @staticmethod
     def none(work: StepWork) -> ChosenRows:

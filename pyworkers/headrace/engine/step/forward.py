@@ -223,6 +223,7 @@ class Forward:
         sampled = self._sampler.sample(logits, rows, masks) if len(step.sampled) else Sampled.none()
         if self._rejection is not None and len(step.sampled):
             self._rejection.judge(logits, rows, sampled)
+        put_off: list[int] = [] if masks is None else masks.put_off.tolist()
         (right, columns), penalised = self._input_batch.settle(
             work.batch_rows,
             work.counts,
@@ -230,14 +231,18 @@ class Forward:
             rows=rows.counts,
             drafts=rows.drafts,
             ids=sampled.ids,
+            put_off=put_off,
         )
-        chosen = ChosenRows(work, step.sampled, *columns)
+        chosen = ChosenRows(work, step.sampled, *columns, put_off=frozenset(put_off))
         if masks is not None:
             masks.advance(chosen, rows.batch_rows, self._input_batch.ended)
             masks.note_stuck(chosen, rows, sampled.best)
+            self.grammars.leave_rows(rows.batch_rows[self._input_batch.ended[rows.batch_rows]])
         if self.adaptive is not None and len(sampled.ids) > len(right):
             accepted = np.maximum(right - 1, 0)
-            self.adaptive.acceptance.checked(rows.batch_rows, rows.counts - 1, accepted)
+            checked = rows.counts - 1
+            checked[put_off] = 0
+            self.adaptive.acceptance.checked(rows.batch_rows, checked, accepted)
         if self._pool is not None and len(right):
             newest = self._input_batch.newest[rows.batch_rows]
             self._pool.put(rows.batch_rows, newest.tolist())

@@ -163,8 +163,10 @@ class InputBatch:
         rows: Ints,
         drafts: NDArray[np.int32],
         ids: Ints,
+        put_off: list[int],
     ) -> tuple[tuple[Ints, tuple[Ints, Ints, NDArray[np.int8], Ints, Ints]], list[int]]:
-        """All sequences have their new tokens, and the KV of all but the newest.
+        """All sequences have their new tokens, and the KV of all but the newest. Those at the places `put_off` got no
+        token, and compute their newest one again.
 
         Of `ids` each of `sampled_of` has so many `rows`, all but the first on drafts. Returns how many tokens of each
         count if its answer does not end before; the columns of `ChosenRows`; and the places of those with penalties.
@@ -176,6 +178,7 @@ class InputBatch:
             rows=rows,
             drafts=drafts,
             ids=ids,
+            put_off=put_off,
             most_stops=self._most_stops,
             more_stops=self._more_stops,
         )

@@ -31,7 +31,10 @@ pub struct Grammar {
 pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
 
 /// Reasoning before an answer. Where it is follows from the tokens of the answer alone: a grammar begins behind it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+///
+/// Markers are lists of tokens that stand for what they write: special tokens are found by their id, all others by their text,
+/// however a model cuts it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reasoning {
     /// Tokens that open it, if they are the first of the answer; none where the prompt has opened it.
     pub begin: Vec<u32>,
@@ -39,6 +42,11 @@ pub struct Reasoning {
     pub end: Vec<u32>,
     /// After so many tokens of reasoning those of `end` are forced; `None` is as many as the model likes.
     pub max_tokens: Option<u32>,
+    /// So many tokens of `end` stand at the end of the prompt: the answer is reasoning unless it goes on with them. `begin`
+    /// then counts for nothing where the answer begins with it.
+    pub begun: u32,
+    /// Tokens that end it as well, though they are never forced: those that begin a call.
+    pub ends_too: Vec<u32>,
 }
 
 /// Most tokens of `Reasoning.begin`, and of `end`. A guess: the markers of models are single tokens or short texts.
@@ -61,4 +69,10 @@ pub struct GrammarTotals {
     pub compile_us: u64,
     /// Requests whose grammar was compiled before.
     pub known: u64,
+    /// Answers that got no token in a step because their masks were too much work for it, once for each such step.
+    pub put_off: u64,
+    /// Grammars that were not compiled because those in use hold too much memory.
+    pub refused: u64,
+    /// What grammars and the answers that follow them hold now.
+    pub memory_bytes: u64,
 }

@@ -48,13 +48,19 @@ pub(super) fn grammar(frame: &Grammar) -> Read<()> {
     Ok(())
 }
 
-/// What ends reasoning has to be there, and both markers are short.
+/// What ends reasoning has to be there, and not yet, and all markers are short.
 pub(super) fn reasoning(frame: &Reasoning) -> Read<()> {
-    for (name, marker, least) in [("begin", &frame.begin, 0), ("end", &frame.end, 1)] {
+    let markers =
+        [("begin", &frame.begin, 0), ("end", &frame.end, 1), ("ends_too", &frame.ends_too, 0)];
+    for (name, marker, least) in markers {
         if !(least..=MAX_MARKER_TOKENS).contains(&marker.len()) {
             let expected = format!("{least} to {MAX_MARKER_TOKENS} items");
             return Err(Fault::malformed(expected, marker.len()).inside(name));
         }
+    }
+    if frame.begun as usize >= frame.end.len() {
+        let expected = format!("less than the {} of `end`", frame.end.len());
+        return Err(Fault::malformed(expected, frame.begun).inside("begun"));
     }
     Ok(())
 }

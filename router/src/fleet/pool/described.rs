@@ -80,7 +80,7 @@ fn cost_json(cost: &TransferCost) -> serde_json::Value {
 type WorkerGauge = (&'static str, &'static str, fn(&PooledWorker, &WorkerView, u64) -> f64);
 
 /// One sample for each worker.
-pub(in crate::fleet) const WORKER_GAUGES: [WorkerGauge; 15] = [
+pub(in crate::fleet) const WORKER_GAUGES: [WorkerGauge; 16] = [
     ("headrace_worker_blocks_indexed", "Blocks that placements may count on.", |_, view, _| {
         view.held_blocks.into()
     }),
@@ -125,6 +125,11 @@ pub(in crate::fleet) const WORKER_GAUGES: [WorkerGauge; 15] = [
     ("headrace_worker_step_seconds", "Duration of the last step.", |worker, _, _| {
         worker.last.as_ref().map_or(0.0, |step| step.ms / 1e3)
     }),
+    (
+        "headrace_worker_grammar_memory_bytes",
+        "What its grammars and the answers that follow them hold.",
+        |worker, _, _| worker.grammars.memory_bytes as f64,
+    ),
     ("headrace_worker_heartbeat_age_seconds", "Since its last frame.", |worker, _, now_ms| {
         now_ms.saturating_sub(worker.link.heard_ms()) as f64 / 1e3
     }),
@@ -133,7 +138,7 @@ pub(in crate::fleet) const WORKER_GAUGES: [WorkerGauge; 15] = [
 type WorkerCounter = (&'static str, &'static str, fn(&PooledWorker) -> f64);
 
 /// One sample for each worker; they begin anew with its start.
-pub(in crate::fleet) const WORKER_COUNTERS: [WorkerCounter; 7] = [
+pub(in crate::fleet) const WORKER_COUNTERS: [WorkerCounter; 9] = [
     ("headrace_worker_grammar_masks_total", "Masks of tokens that it filled.", |worker| {
         worker.grammars.masks as f64
     }),
@@ -156,5 +161,15 @@ pub(in crate::fleet) const WORKER_COUNTERS: [WorkerCounter; 7] = [
         "headrace_worker_grammar_known_total",
         "Requests whose grammar it had compiled before.",
         |worker| worker.grammars.known as f64,
+    ),
+    (
+        "headrace_worker_grammar_put_off_total",
+        "Answers without a token in a step, as their masks were too much work for it.",
+        |worker| worker.grammars.put_off as f64,
+    ),
+    (
+        "headrace_worker_grammar_refused_total",
+        "Grammars that it did not compile, as those in use hold too much memory.",
+        |worker| worker.grammars.refused as f64,
     ),
 ];

@@ -11,6 +11,7 @@ use crate::http::parse::fields::{bad, clip, unsupported};
 use crate::http::parse::grammar::{self, Asked};
 use crate::http::parse::params::ModelFacts;
 use crate::limits::memory::MemoryShare;
+use crate::limits::shares::Holder;
 use crate::output::{
     self, CallForm, ForcedFunction, Otherwise, ReasoningFirst, Tools, call_grammar, reasoning_texts,
 };
@@ -241,16 +242,17 @@ impl HeldCalls {
     pub(in crate::http) async fn checked(
         &mut self,
         surface: &Surface,
+        holder: Holder,
         engine: &PromptEngine,
     ) -> Result<Grammar, RouteError> {
         for schema in self.schemas.drain(..) {
-            grammars::check(surface, Some(schema)).await?;
+            grammars::check(surface, holder, Some(schema)).await?;
         }
         let (whole, each) = self.to_check()?;
-        if let Err(error) = grammars::check(surface, Some(whole)).await {
+        if let Err(error) = grammars::check(surface, holder, Some(whole)).await {
             // where one function is at fault, it is named
             for one in each {
-                grammars::check(surface, Some(one)).await?;
+                grammars::check(surface, holder, Some(one)).await?;
             }
             return Err(error);
         }

@@ -43,17 +43,55 @@ pub(super) fn take_budget(
     model: &ModelFacts,
 ) -> Result<Option<u32>, RouteError> {
     let most = fields.count("max_reasoning_tokens", 0)?;
-    if most.is_some() && model.reasoning.is_none() {
-        let why = "this model has no token that ends reasoning before an answer";
+    if most.is_some() && model.reasoning.is_none() && model.channels.is_none() {
+        let why = match model.conventions.reasoning {
+            None => {
+                "this model is not known to reason before it answers; name the markers of its reasoning by --reasoning-parser"
+            }
+            Some(_) => "this model's tokens cannot write the markers of its reasoning",
+        };
         return Err(unsupported("max_reasoning_tokens", why));
     }
     Ok(most)
 }
 
+/// What the answer follows behind its reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Behind {
+    /// Nothing.
+    Free,
+    /// The client's grammar.
+    Grammar,
+    /// A grammar of calls.
+    Calls,
+}
+
 /// What a worker has to know of the reasoning: where it may be only so long, or a grammar begins behind it.
-pub(super) fn before(model: &ModelFacts, most: Option<u32>, grammar: bool) -> Option<Reasoning> {
-    let reasoning = model.reasoning.clone().filter(|_| most.is_some() || grammar)?;
-    Some(Reasoning { max_tokens: most, ..reasoning })
+///
+/// # Errors
+/// `Unsupported` names the budget, where a grammar of calls has the reasoning in itself.
+pub(super) fn before(
+    model: &ModelFacts,
+    most: Option<u32>,
+    behind: Behind,
+) -> Result<Option<Reasoning>, RouteError> {
+    if most.is_none() && behind == Behind::Free {
+        return Ok(None);
+    }
+    let reasoning = match (&model.reasoning, &model.channels, behind) {
+        (Some(reasoning), _, _) => reasoning.clone(),
+        (None, Some(_), Behind::Calls) if most.is_some() => {
+            let why = "this model's calls are messages among its reasoning, and here they are held to schemas; leave the budget out, or `strict` and `tool_choice`";
+            return Err(unsupported("max_reasoning_tokens", why));
+        }
+        (None, None, _) | (None, Some(_), Behind::Calls) => return Ok(None),
+        (None, Some(channels), Behind::Free) => channels.clone(),
+        // messages of another channel are no answer to the grammar
+        (None, Some(channels), Behind::Grammar) => {
+            Reasoning { ends_too: Vec::new(), ..channels.clone() }
+        }
+    };
+    Ok(Some(Reasoning { max_tokens: most, ..reasoning }))
 }
 
 /// Variables that the client set itself stay as they are.
@@ -130,8 +168,8 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_needs_a_token_that_ends_reasoning() {
-        let reasoning = Reasoning { begin: vec![3], end: vec![4], max_tokens: None };
+    fn a_budget_needs_tokens_that_end_reasoning() {
+        let reasoning = Reasoning { begin: vec![3], end: vec![4], ..Reasoning::default() };
         let thinker = ModelFacts { reasoning: Some(reasoning.clone()), ..ModelFacts::default() };
         let budget = |model: &ModelFacts, value: Value| {
             let mut fields = Fields::of_body(json!({ "max_reasoning_tokens": value })).unwrap();
@@ -142,15 +180,35 @@ mod tests {
         assert_eq!(budget(&ModelFacts::default(), json!(5)), None);
         assert_eq!(budget(&ModelFacts::default(), json!(null)), Some(None));
         let limited = Reasoning { max_tokens: Some(5), ..reasoning.clone() };
-        for (most, grammar, want) in [
-            (None, false, None),
-            (None, true, Some(reasoning)),
-            (Some(5), false, Some(limited.clone())),
-            (Some(5), true, Some(limited)),
+        for (most, behind, want) in [
+            (None, Behind::Free, None),
+            (None, Behind::Grammar, Some(reasoning.clone())),
+            (None, Behind::Calls, Some(reasoning)),
+            (Some(5), Behind::Free, Some(limited.clone())),
+            (Some(5), Behind::Grammar, Some(limited.clone())),
+            (Some(5), Behind::Calls, Some(limited)),
         ] {
-            assert_eq!(before(&thinker, most, grammar), want, "{most:?} {grammar}");
+            assert_eq!(before(&thinker, most, behind).unwrap(), want, "{most:?} {behind:?}");
         }
-        assert_eq!(before(&ModelFacts::default(), None, true), None);
+        assert_eq!(before(&ModelFacts::default(), None, Behind::Grammar).unwrap(), None);
+    }
+
+    #[test]
+    fn channels_are_left_to_a_grammar_of_calls_and_end_in_calls_without_one() {
+        let channels = Reasoning { end: vec![4], ends_too: vec![6], ..Reasoning::default() };
+        let model = ModelFacts { channels: Some(channels.clone()), ..ModelFacts::default() };
+        let limited = Reasoning { max_tokens: Some(2), ..channels };
+        assert_eq!(before(&model, Some(2), Behind::Free).unwrap(), Some(limited.clone()));
+        let held = Some(Reasoning { ends_too: vec![], ..limited });
+        assert_eq!(before(&model, Some(2), Behind::Grammar).unwrap(), held);
+        assert_eq!(before(&model, None, Behind::Free).unwrap(), None);
+        assert_eq!(before(&model, None, Behind::Calls).unwrap(), None);
+        match before(&model, Some(2), Behind::Calls) {
+            Err(RouteError::BadRequest { param, .. }) => {
+                assert_eq!(param.as_deref(), Some("max_reasoning_tokens"));
+            }
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

@@ -11,7 +11,9 @@ use crate::request::{Job, Reading};
 pub(in crate::http) fn read_by(format: Format, job: &mut Job, engine: &PromptEngine) -> Format {
     let format = format.hiding(|marker| engine.special_token(marker).is_some());
     let special = |marker: &'static str| engine.special_token(marker);
-    let mut markers: Vec<u32> = format.markers().filter_map(special).collect();
+    // also where a marker begins with a special token and goes on as text
+    let begins = |marker: &'static str| leading_special(engine, marker);
+    let mut markers: Vec<u32> = format.markers().filter_map(begins).collect();
     markers.sort_unstable();
     markers.dedup();
     job.reading = Reading { token_ends: true, markers };
@@ -42,6 +44,7 @@ pub(in crate::http) fn facts(
     let conventions = conventions(shown, parsers);
     ModelFacts {
         reasoning: conventions.reasoning.and_then(|parser| reasoning(engine, parser)),
+        channels: conventions.reasoning.and_then(|parser| channels(engine, parser)),
         vocab_size: doc.vocab_size,
         temperature: doc.generation.temperature,
         top_p: doc.generation.top_p,
@@ -51,9 +54,56 @@ pub(in crate::http) fn facts(
     }
 }
 
-/// The tokens around reasoning, where one token is each: of several it would not be certain that a model writes these.
+/// The markers of reasoning as tokens, where the model has tokens that write them: special ones by their name, all others by
+/// their characters, in whatever tokens the model writes them.
 fn reasoning(engine: &PromptEngine, parser: ReasoningParser) -> Option<Reasoning> {
     let (begin, end) = reasoning_texts(parser)?;
-    let [begin, end] = [engine.token_id(begin)?, engine.token_id(end)?];
-    Some(Reasoning { begin: vec![begin], end: vec![end], max_tokens: None })
+    Some(Reasoning {
+        begin: tokens_of(engine, begin)?,
+        end: tokens_of(engine, end)?,
+        ..Reasoning::default()
+    })
+}
+
+/// The same of answers in channels. The prompt ends where a message begins, and only a message of the channel `final` is the
+/// answer.
+fn channels(engine: &PromptEngine, parser: ReasoningParser) -> Option<Reasoning> {
+    if parser != ReasoningParser::Harmony {
+        return None;
+    }
+    let list = |texts: &[&str]| -> Option<Vec<u32>> {
+        let tokens: Option<Vec<_>> = texts.iter().map(|text| tokens_of(engine, text)).collect();
+        Some(tokens?.concat())
+    };
+    let head = list(&["<|end|>", "<|start|>", "assistant"])?;
+    Some(Reasoning {
+        begin: list(&["<|channel|>", "analysis", "<|message|>"])?,
+        begun: u32::try_from(head.len()).ok()?, // if the prompt ends in it
+        end: [head, list(&["<|channel|>", "final", "<|message|>"])?].concat(),
+        ends_too: list(&["<|channel|>", "commentary"])?,
+        max_tokens: None,
+    })
+}
+
+/// The special token that this text is, or the longest one that it begins with.
+fn leading_special(engine: &PromptEngine, text: &str) -> Option<u32> {
+    let ends = text.char_indices().map(|(end, _)| end).skip(1).chain([text.len()]);
+    ends.filter_map(|end| engine.special_token(&text[..end])).last()
+}
+
+/// Tokens that write this text and nothing else: one, or a special one and characters, or characters.
+fn tokens_of(engine: &PromptEngine, text: &str) -> Option<Vec<u32>> {
+    if let Some(token) = engine.token_id(text) {
+        return Some(vec![token]);
+    }
+    let (first, rest) = match leading_special(engine, text) {
+        Some(token) => (Some(token), &text[engine.decode(&[token], false).len()..]),
+        None => (None, text),
+    };
+    let characters = rest.char_indices().map(|(at, c)| {
+        let text = &rest[at..at + c.len_utf8()];
+        engine.token_id(text).filter(|token| engine.token_bytes(*token) == text.as_bytes())
+    });
+    let characters: Option<Vec<u32>> = characters.collect();
+    Some(first.into_iter().chain(characters?).collect())
 }

@@ -34,8 +34,10 @@ const MAX_TOP_K: i64 = i32::MAX as i64;
 /// What the checks need to know of the model that was asked for.
 #[derive(Debug, Clone, Default)]
 pub(in crate::http) struct ModelFacts {
-    /// The tokens around its reasoning, where one token ends it.
+    /// The tokens around its reasoning, where a text ends it.
     pub(in crate::http) reasoning: Option<Reasoning>,
+    /// The same where its answers have channels, which a grammar of calls has to know of.
+    pub(in crate::http) channels: Option<Reasoning>,
     /// Token ids are below it.
     pub(in crate::http) vocab_size: u32,
     /// The checkpoint's own.

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::follower::Follower;
 use super::formats;
+use super::memory::Meter;
 use super::vocabulary::GrammarTokens;
 use crate::core::frame::{Grammar, GrammarKind, MAX_GRAMMAR_BYTES};
 
@@ -65,6 +66,7 @@ impl GrammarError {
 pub struct Compiled {
     start: Arc<Mutex<Matcher>>,
     ends: Arc<[u32]>,
+    meter: Arc<Meter>,
 }
 
 impl std::fmt::Debug for Compiled {
@@ -77,7 +79,7 @@ impl Compiled {
     /// An answer that has no token yet.
     #[must_use]
     pub fn follower(&self) -> Follower {
-        Follower::new(Arc::clone(&self.start), Arc::clone(&self.ends))
+        Follower::new(Arc::clone(&self.start), Arc::clone(&self.ends), Arc::clone(&self.meter))
     }
 }
 
@@ -102,24 +104,34 @@ pub(super) fn compile(tokens: &GrammarTokens, grammar: &Grammar) -> Result<Compi
             TopLevelGrammar::from_lark(source.to_string())
         }
     };
-    compile_top(tokens, top)
+    compile_top(tokens, top, source.len())
 }
 
 pub(super) fn compile_schema(
     tokens: &GrammarTokens,
     schema: Value,
 ) -> Result<Compiled, GrammarError> {
-    compile_top(tokens, TopLevelGrammar::from_json_schema(with_options(schema)))
+    // only looked at, and dropped
+    compile_top(tokens, TopLevelGrammar::from_json_schema(with_options(schema)), 0)
 }
 
-fn compile_top(tokens: &GrammarTokens, top: TopLevelGrammar) -> Result<Compiled, GrammarError> {
+fn compile_top(
+    tokens: &GrammarTokens,
+    top: TopLevelGrammar,
+    source_bytes: usize,
+) -> Result<Compiled, GrammarError> {
     let create = || tokens.factory().create_parser(top);
     let work = || panic_utils::catch_unwind(AssertUnwindSafe(create));
     let parser = on_a_deep_stack(work)?.map_err(|error| GrammarError::new(format!("{error:#}")))?;
+    let meter = Meter::new(parser.parser.clone(), source_bytes, Arc::clone(tokens.memory()));
     let matcher = Matcher::new(Ok(parser));
     match matcher.get_error() {
         Some(error) => Err(GrammarError::new(error)),
-        None => Ok(Compiled { start: Arc::new(Mutex::new(matcher)), ends: tokens.ends() }),
+        None => Ok(Compiled {
+            start: Arc::new(Mutex::new(matcher)),
+            ends: tokens.ends(),
+            meter: Arc::new(meter),
+        }),
     }
 }
 

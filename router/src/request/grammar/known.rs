@@ -40,6 +40,18 @@ impl<T> KnownGrammars<T> {
         Some(known.clone())
     }
 
+    /// Those that are `unused` give way, the oldest first, as long as there is `too_much`.
+    pub fn give_way(&self, too_much: impl Fn() -> bool, unused: impl Fn(&T) -> bool) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        while too_much() {
+            let unused = |known: &KnownGrammar<T>| known.as_ref().is_ok_and(|known| unused(known));
+            let these = inner.entries.iter().filter(|(_, (_, known))| unused(known));
+            let oldest = these.min_by_key(|(_, (used, _))| *used);
+            let Some(oldest) = oldest.map(|(grammar, _)| grammar.clone()) else { return };
+            inner.entries.remove(&oldest);
+        }
+    }
+
     /// This was made of it; who was not asked for for longest gives way.
     pub fn put(&self, grammar: Grammar, known: KnownGrammar<T>) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);

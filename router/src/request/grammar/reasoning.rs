@@ -2,92 +2,226 @@
 
 use std::sync::Arc;
 
+use super::marker::{Marker, Symbol, Symbols};
+use super::vocabulary::GrammarTokens;
 use crate::core::frame::Reasoning;
 
 /// Which tokens reasoning leaves to come next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Allows {
-    /// All, but no end of the answer where a grammar has yet to be followed.
+    /// All; where a grammar has yet to be followed, no end of the answer and none that ends the reasoning in its middle.
     Reasoning,
     /// This one: a part of a marker.
     Only(u32),
-    /// Those of the answer, or this one, which begins the marker of reasoning.
-    AnswerOr(u32),
+    /// What goes on with the marker of reasoning, which has begun; and, as long as that is not certain, those of the answer.
+    Opening,
+    /// Those of the answer, or what begins the marker of reasoning.
+    AnswerOrOpening,
     /// Those of the answer.
     Answer,
+}
+
+/// What holds for the reasoning of an answer.
+#[derive(Debug)]
+pub struct ReasoningRules {
+    begin: Marker,
+    end: Marker,
+    /// Ends it, too, though it is never forced.
+    ends_too: Marker,
+    /// So much of `end` stands at the end of the prompt.
+    begun: usize,
+    max_tokens: Option<u32>,
+    symbols: Symbols,
+}
+
+impl ReasoningRules {
+    /// With `tokens` the markers are found by what they write, else by their tokens alone. `None` where they cannot be forced:
+    /// no tokens write them.
+    #[must_use]
+    pub fn new(reasoning: &Reasoning, tokens: Option<Arc<GrammarTokens>>) -> Option<Self> {
+        let symbols = Symbols::new(tokens);
+        let marker = |tokens: &[u32]| Marker::new(tokens, &symbols);
+        let begun = reasoning.end.iter().take(reasoning.begun as usize);
+        let rules = Self {
+            begin: marker(&reasoning.begin),
+            end: marker(&reasoning.end),
+            ends_too: marker(&reasoning.ends_too),
+            begun: begun.map(|token| symbols.of(*token).len()).sum(),
+            max_tokens: reasoning.max_tokens,
+            symbols: symbols.clone(),
+        };
+        let whole = rules.begin.can_be_written(&symbols) && rules.end.can_be_written(&symbols);
+        whole.then_some(rules)
+    }
 }
 
 /// Where reasoning is.
 #[derive(Debug, Clone)]
 pub(super) struct ReasoningState {
-    reasoning: Arc<Reasoning>,
+    rules: Arc<ReasoningRules>,
     phase: Phase,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
-    /// So many tokens of the first marker are all there is.
+    /// So much of the first marker is all there is.
     Opening(usize),
-    /// `used` tokens since the first marker; the last `matched` of them are the beginning of the last one.
-    Inside {
-        used: u32,
-        matched: usize,
-    },
+    Inside(Inside),
     Answer,
 }
 
+#[derive(Debug, Clone, Copy)]
+struct Inside {
+    /// Tokens since the first marker.
+    used: u32,
+    /// So much of the beginning of the last marker stands at the end.
+    matched: usize,
+    /// The same of what ends it, too.
+    matched_too: usize,
+    /// So much of the first marker is all that there is, behind a prompt that has begun the last one: it counts for nothing.
+    lead: Option<usize>,
+}
+
 impl ReasoningState {
-    pub(super) fn new(reasoning: Arc<Reasoning>) -> Self {
-        let phase = match (reasoning.begin.is_empty(), reasoning.end.is_empty()) {
-            (_, true) => Phase::Answer,
-            (true, false) => Phase::Inside { used: 0, matched: 0 },
-            (false, false) => Phase::Opening(0),
+    pub(super) fn new(rules: Arc<ReasoningRules>) -> Self {
+        let inside = |matched, lead| {
+            let symbols = rules.end.rest(0)[..matched].iter();
+            let too = symbols.fold(0, |matched, symbol| rules.ends_too.after(matched, *symbol));
+            Phase::Inside(Inside { used: 0, matched, matched_too: too, lead })
         };
-        Self { reasoning, phase }
+        let phase = match (rules.begin.len(), rules.end.len()) {
+            (_, 0) => Phase::Answer,
+            (begin, end) if rules.begun > 0 && rules.begun < end => {
+                inside(rules.begun, (begin > 0).then_some(0))
+            }
+            (0, _) => inside(0, None),
+            (_, _) => Phase::Opening(0),
+        };
+        Self { rules, phase }
     }
 
     pub(super) fn allows(&self) -> Allows {
-        let Reasoning { begin, end, max_tokens } = &*self.reasoning;
+        let ReasoningRules { end, max_tokens, symbols, .. } = &*self.rules;
+        let next = |matched| match end.next(matched, symbols) {
+            Some(token) => Allows::Only(token),
+            None => Allows::Reasoning, // which was checked
+        };
         match self.phase {
-            Phase::Opening(0) => Allows::AnswerOr(begin[0]),
-            Phase::Opening(matched) => Allows::Only(begin[matched]),
-            Phase::Inside { used, matched } if max_tokens.is_some_and(|most| used >= most) => {
-                Allows::Only(end[matched])
+            Phase::Opening(0) => Allows::AnswerOrOpening,
+            Phase::Opening(_) => Allows::Opening,
+            Phase::Inside(Inside { used, matched, .. })
+                if max_tokens.is_some_and(|most| used >= most) || end.is_certain(matched) =>
+            {
+                next(matched)
             }
-            Phase::Inside { .. } => Allows::Reasoning,
+            Phase::Inside(_) => Allows::Reasoning,
             Phase::Answer => Allows::Answer,
+        }
+    }
+
+    /// Tokens that go on with the first marker.
+    pub(super) fn opening(&self) -> Vec<u32> {
+        match self.phase {
+            Phase::Opening(matched) => self.rules.symbols.beginning(self.rules.begin.rest(matched)),
+            Phase::Inside(_) | Phase::Answer => Vec::new(),
+        }
+    }
+
+    /// The first marker has begun with what is no text: it is one.
+    pub(super) fn is_certain(&self) -> bool {
+        let begun = match self.phase {
+            Phase::Opening(matched) => &self.rules.begin.rest(0)[..matched],
+            Phase::Inside(_) | Phase::Answer => return false,
+        };
+        begun.iter().any(|symbol| matches!(symbol, Symbol::Token(_)))
+    }
+
+    /// Nothing was said, or what may be the first marker.
+    pub(super) fn is_opening(&self) -> bool {
+        matches!(self.phase, Phase::Opening(_))
+    }
+
+    /// What was said may be the first marker, or an answer.
+    pub(super) fn is_undecided(&self) -> bool {
+        matches!(self.phase, Phase::Opening(matched) if matched > 0) && !self.is_certain()
+    }
+
+    /// Tokens that would end the reasoning and begin the answer at once.
+    pub(super) fn passing(&self) -> impl Iterator<Item = u32> + '_ {
+        let matched = match self.phase {
+            Phase::Inside(inside) => Some(inside.matched),
+            Phase::Opening(_) | Phase::Answer => None,
+        };
+        let ReasoningRules { end, symbols, .. } = &*self.rules;
+        matched.into_iter().flat_map(|matched| end.passed_by(matched, symbols))
+    }
+
+    pub(super) fn is_passing(&self, token: u32) -> bool {
+        let ReasoningRules { end, symbols, .. } = &*self.rules;
+        match self.phase {
+            Phase::Inside(inside) => end.is_passed_by(token, inside.matched, symbols),
+            Phase::Opening(_) | Phase::Answer => false,
         }
     }
 
     /// The answer has this token more. Returns whether the token is of the answer itself, and so for its grammar.
     pub(super) fn take(&mut self, token: u32) -> bool {
-        let Reasoning { begin, end, .. } = &*self.reasoning;
-        let (phase, of_answer) = match self.phase {
-            Phase::Opening(matched) if begin[matched] != token => (Phase::Answer, true),
-            Phase::Opening(matched) if matched + 1 < begin.len() => {
-                (Phase::Opening(matched + 1), false)
+        let rules = Arc::clone(&self.rules);
+        let mut text = rules.symbols.of(token);
+        match self.phase {
+            Phase::Opening(mut matched) => {
+                for symbol in text.by_ref() {
+                    if rules.begin.rest(matched).first() != Some(&symbol) {
+                        self.phase = Phase::Answer;
+                        return true;
+                    }
+                    matched += 1;
+                    if matched == rules.begin.len() {
+                        break;
+                    }
+                }
+                self.phase = Phase::Opening(matched);
+                if matched == rules.begin.len() {
+                    let inside = Inside { used: 0, matched: 0, matched_too: 0, lead: None };
+                    self.phase = rules.inside(inside, text);
+                }
+                false
             }
-            Phase::Opening(_) => (Phase::Inside { used: 0, matched: 0 }, false),
-            Phase::Inside { used, matched } => {
-                let matched = matched_after(end, matched, token);
-                let inside = Phase::Inside { used: used.saturating_add(1), matched };
-                (if matched == end.len() { Phase::Answer } else { inside }, false)
+            Phase::Inside(inside) => {
+                let lead = inside.lead.and_then(|lead| rules.leads(lead, token));
+                let counts = u32::from(lead.is_none());
+                let inside = Inside {
+                    used: inside.used.saturating_add(counts),
+                    lead: lead.filter(|lead| *lead < rules.begin.len()),
+                    ..inside
+                };
+                self.phase = rules.inside(inside, text);
+                false
             }
-            Phase::Answer => (Phase::Answer, true),
-        };
-        self.phase = phase;
-        of_answer
+            Phase::Answer => true,
+        }
     }
 }
 
-/// How much of the beginning of `marker` stands at the end, if so much did before this token.
-fn matched_after(marker: &[u32], matched: usize, token: u32) -> usize {
-    (1..=matched + 1)
-        .rev()
-        .find(|&len| {
-            marker[len - 1] == token && marker[..len - 1] == marker[matched + 1 - len..matched]
-        })
-        .unwrap_or(0)
+impl ReasoningRules {
+    /// Behind these symbols more.
+    fn inside(&self, mut inside: Inside, text: impl Iterator<Item = Symbol>) -> Phase {
+        for symbol in text {
+            inside.matched = self.end.after(inside.matched, symbol);
+            inside.matched_too = self.ends_too.after(inside.matched_too, symbol);
+            let too = self.ends_too.len() > 0 && inside.matched_too == self.ends_too.len();
+            if too || inside.matched == self.end.len() {
+                return Phase::Answer;
+            }
+        }
+        Phase::Inside(inside)
+    }
+
+    /// How much of the first marker there is with this token more, if it goes on with it.
+    fn leads(&self, lead: usize, token: u32) -> Option<usize> {
+        let text: Vec<Symbol> = self.symbols.of(token).collect();
+        self.begin.rest(lead).starts_with(&text).then_some(lead + text.len())
+    }
 }
 
 #[cfg(test)]
@@ -95,11 +229,9 @@ mod tests {
     use super::*;
 
     fn gate(begin: &[u32], end: &[u32], max_tokens: Option<u32>) -> ReasoningState {
-        ReasoningState::new(Arc::new(Reasoning {
-            begin: begin.into(),
-            end: end.into(),
-            max_tokens,
-        }))
+        let reasoning =
+            Reasoning { begin: begin.into(), end: end.into(), max_tokens, ..Reasoning::default() };
+        ReasoningState::new(Arc::new(ReasoningRules::new(&reasoning, None).unwrap()))
     }
 
     fn after(mut gate: ReasoningState, tokens: &[u32]) -> Allows {
@@ -133,8 +265,10 @@ mod tests {
     #[test]
     fn reasoning_that_nothing_opened_is_opened_by_the_first_tokens_or_not_at_all() {
         let before = gate(&[5, 6], &[7], Some(1));
-        assert_eq!(before.allows(), Allows::AnswerOr(5));
-        assert_eq!(after(before.clone(), &[5]), Allows::Only(6));
+        assert_eq!((before.allows(), before.opening()), (Allows::AnswerOrOpening, vec![5]));
+        let mut begun = before.clone();
+        assert!(!begun.take(5) && begun.is_certain());
+        assert_eq!((begun.allows(), begun.opening()), (Allows::Opening, vec![6]));
         assert_eq!(after(before.clone(), &[5, 6]), Allows::Reasoning);
         assert_eq!(after(before.clone(), &[5, 6, 1]), Allows::Only(7));
         assert_eq!(after(before, &[1, 5, 6]), Allows::Answer);

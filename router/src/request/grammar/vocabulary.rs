@@ -1,6 +1,7 @@
 //! The tokens of a model as the bytes that they add to a text.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::ParserFactory;
 use llguidance::toktrie::{
@@ -9,6 +10,7 @@ use llguidance::toktrie::{
 use tokenizers::Tokenizer;
 
 use super::compile::{self, Compiled, GrammarError};
+use super::memory::GrammarMemory;
 use crate::core::frame::Grammar;
 use crate::prompt::{ModelDoc, Pieces};
 
@@ -21,6 +23,9 @@ pub struct GrammarTokens {
     tokens: usize,
     /// They end answers.
     ends: Arc<[u32]>,
+    memory: Arc<GrammarMemory>,
+    /// By byte: the tokens that write it before their end.
+    holding: Mutex<HashMap<u8, Arc<[u32]>>>,
 }
 
 impl std::fmt::Debug for GrammarTokens {
@@ -77,7 +82,13 @@ impl GrammarTokens {
             ParserFactory::new(&env, capabilities, &slices).map_err(GrammarError::new)?;
         *factory.limits_mut() = compile::limits();
         factory.quiet();
-        Ok(Self { factory, tokens, ends: ends.into() })
+        Ok(Self {
+            factory,
+            tokens,
+            ends: ends.into(),
+            memory: Arc::default(),
+            holding: Mutex::default(),
+        })
     }
 
     /// All single bytes: enough to say whether a grammar is one.
@@ -106,6 +117,38 @@ impl GrammarTokens {
     /// What is wrong with the grammar, or which bound it passes.
     pub fn compile(&self, grammar: &Grammar) -> Result<Compiled, GrammarError> {
         compile::compile(self, grammar)
+    }
+
+    /// What grammars compiled for these tokens hold, and the answers that follow them.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GrammarMemory> {
+        &self.memory
+    }
+
+    /// What a token writes; `None` of special ones, which write nothing.
+    pub(super) fn text(&self, token: u32) -> Option<&[u8]> {
+        let trie = self.factory.tok_env().tok_trie();
+        let known = (token as usize) < self.tokens && !trie.is_special_token(token);
+        known.then(|| trie.token(token)).filter(|bytes| !bytes.is_empty())
+    }
+
+    /// Tokens that write the beginning of `text`, or all of it, shortest first.
+    pub(super) fn beginning(&self, text: &[u8]) -> Vec<u32> {
+        let trie = self.factory.tok_env().tok_trie();
+        trie.all_prefixes(text)
+    }
+
+    /// Tokens that write this byte before their end.
+    pub(super) fn holding(&self, byte: u8) -> Arc<[u32]> {
+        let mut known = self.holding.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known.entry(byte).or_insert_with(|| {
+            let size = u32::try_from(self.tokens).unwrap_or(u32::MAX);
+            let tokens = (0..size).filter(|token| {
+                self.text(*token).is_some_and(|text| text[..text.len() - 1].contains(&byte))
+            });
+            tokens.collect()
+        });
+        Arc::clone(found)
     }
 
     pub(super) fn factory(&self) -> &ParserFactory {
