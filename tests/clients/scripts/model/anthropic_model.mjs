@@ -14,13 +14,14 @@ const Wheel = z.object({
 
 await feature("structured", async () => {
   const messages = [{ role: "user", content: ABOUT }];
-  const wishes = { model: MODEL, max_tokens: 100, messages, output_config: { format: zodOutputFormat(Wheel) } };
+  const common = { model: MODEL, max_tokens: 100, temperature: 0, messages };
+  const wishes = { ...common, output_config: { format: zodOutputFormat(Wheel) } };
   isWheel((await client.messages.parse(wishes)).parsed_output);
   isWheel((await client.messages.stream(wishes).finalMessage()).parsed_output);
   const input_schema = z.toJSONSchema(Wheel);
   const tools = [{ name: "report", description: "Reports a wheel.", input_schema }];
   const tool_choice = { type: "tool", name: "report" };
-  const called = await client.messages.create({ model: MODEL, max_tokens: 100, messages, tools, tool_choice });
+  const called = await client.messages.create({ ...common, tools, tool_choice });
   isWheel(called.content[0].input);
 });
 
