@@ -63,6 +63,12 @@ impl Format {
         Self { ends_by_grammar, ..self }
     }
 
+    /// A reader may say that an answer is over while its worker goes on: behind its one call.
+    #[must_use]
+    pub fn ends_early(&self) -> bool {
+        self.rules.tools.as_ref().is_some_and(|tools| !tools.parallel && !tools.forced)
+    }
+
     /// These of its markers are special tokens of the model: where they mark nothing, they are not shown.
     #[must_use]
     pub fn hiding(mut self, is_special: impl Fn(&str) -> bool) -> Self {

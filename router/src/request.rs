@@ -80,6 +80,8 @@ pub enum Truncation {
 pub struct Reading {
     /// Say where the text of each token ends.
     pub token_ends: bool,
+    /// The answer may end with any token, before its worker does: each is a delta of its own.
+    pub one_by_one: bool,
     /// Special tokens that are text all the same, in order: markers.
     pub markers: Vec<u32>,
 }

@@ -61,6 +61,7 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     call.apply(&mut chat.job, 0);
     chat.job.name = ids::name("msg_");
     let head = MessageHead { id: chat.job.name.clone(), model: model.name.clone() };
+    call.leaves_out(chat.delivery.annotations);
     let streams = chat.delivery.stream;
     let mut reader = PartReader::of(&mut chat, surface.app.memory.answers.share());
     let mut answers = Answers::place(&surface.app, &model, vec![chat.job]).await?;

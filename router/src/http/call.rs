@@ -14,6 +14,7 @@ use crate::http::access::caller;
 use crate::http::explain;
 use crate::http::parse::headers::{bad_header, request_id, session, single};
 use crate::http::parse::ignored::IgnoredFields;
+use crate::http::parse::nvext::Annotations;
 use crate::http::reply::reject::Reject;
 use crate::limits::key_ring::ClientKey;
 use crate::limits::shares::Account;
@@ -100,6 +101,18 @@ impl Call {
     /// Whose turns and places it takes.
     pub(super) fn holder(&self) -> Holder {
         self.holder
+    }
+
+    /// Annotations come with streams of chats and completions alone.
+    pub(super) fn leaves_out(&self, annotations: Annotations) {
+        if annotations.any() {
+            self.ignored.note("nvext.annotations".to_owned());
+        }
+    }
+
+    /// By which it is known.
+    pub(super) fn request_id(&self) -> &str {
+        self.request_trace.request_id()
     }
 
     /// Whose is what is stored of its answer.

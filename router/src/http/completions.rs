@@ -70,6 +70,10 @@ pub(super) fn check(
             format!("the prompts and `n` make {choices} choices, the limit is {MAX_CHOICES}");
         return Err(bad("n", message));
     }
+    if prompts.len() > 1 && common.delivery.stream && common.delivery.annotations.any() {
+        let message = "`nvext.annotations` tells of one prompt; send a request for each";
+        return Err(bad("nvext.annotations", message));
+    }
     best_of(&mut fields, common.n)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     if echo && common.truncation.is_some() {
@@ -219,6 +223,10 @@ mod tests {
             (json!({"prompt": "a", "best_of": 2}), "best_of"),
             (json!({"prompt": "a", "best_of": 1, "n": 2}), "best_of"),
             (json!({"prompt": "a", "messages": []}), "messages"),
+            (
+                json!({"prompt": ["a", "b"], "stream": true, "nvext": {"annotations": ["token_ids"]}}),
+                "nvext.annotations",
+            ),
         ] {
             assert_eq!(param(&body), want);
         }

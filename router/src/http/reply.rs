@@ -27,7 +27,7 @@ use crate::http::call::Call;
 use crate::http::parse::ids;
 use crate::http::parse::params::Delivery;
 use crate::http::reply::answers::Answers;
-use crate::http::reply::events::{ChoiceChunks, Events};
+use crate::http::reply::events::{AnnotatedRequest, ChoiceChunks, Events, Opening};
 use crate::http::reply::message::Message;
 use crate::http::reply::pieces::json_response;
 use crate::http::reply::readers::ChoiceReaders;
@@ -89,6 +89,7 @@ pub(super) async fn send<S: Shape + Events>(
     let scores_prompt = jobs.iter().any(|job| job.scores_prompt);
     let mut memory = app.memory.answers.share();
     if !delivery.stream {
+        call.leaves_out(delivery.annotations);
         check_size(&jobs, app.memory.answers.limit())?;
     }
     let mut answers = Answers::place(app, model, jobs).await?;
@@ -97,7 +98,11 @@ pub(super) async fn send<S: Shape + Events>(
     }
     if delivery.stream {
         let first = first_delta(&mut answers).await?;
-        let writer = ChoiceChunks::new(shape, delivery);
+        let request =
+            AnnotatedRequest { prompt: answers.prompt_ids(), request_id: call.request_id() };
+        let text = |ids: &[u32]| model.engine.decode(ids, false);
+        let opening = Opening::of(delivery.annotations, &request, text, memory)?;
+        let writer = ChoiceChunks::new(shape, delivery).after(opening);
         return Ok(events::response(first, answers, writer, call.ending(num_choices)));
     }
     let mut choices: Vec<ReplyChoice> = Vec::new();

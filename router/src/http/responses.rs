@@ -96,6 +96,7 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     drop(echo);
     let store = store.then(|| (app.responses.clone(), owner));
     let mut keeper = Keeper { ids, head, input: Bytes::from(input), previous, extras, store };
+    call.leaves_out(chat.delivery.annotations);
     let streams = chat.delivery.stream;
     let mut reader = PartReader::of(&mut chat, app.memory.answers.share());
     let placed = Answers::place(app, &model, vec![chat.job]).await;

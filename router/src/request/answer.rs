@@ -175,6 +175,11 @@ impl Answer {
         }
     }
 
+    /// Some choice's next delta is made of tokens that are there already.
+    pub(crate) fn holds_tokens(&self) -> bool {
+        self.choices.iter().any(Choice::holds_tokens)
+    }
+
     /// Nothing more of a choice is wanted: it is as if a stop string had ended it.
     pub fn end_choice(&mut self, choice: u32) {
         if let Some(choice) = self.choices.get_mut(choice as usize) {

@@ -3,6 +3,7 @@
 //! they live here and not in the worker.
 
 mod elsewhere;
+mod one_by_one;
 
 use std::fmt;
 use std::pin::Pin;
@@ -23,6 +24,7 @@ use crate::fleet::ServedModel;
 use crate::fleet::stream::{Chunk, DirectReader};
 use crate::limits::shares::StreamPermit;
 use crate::prompt::Decoder;
+use one_by_one::OneByOne;
 
 /// What all choices of a job share.
 #[derive(Debug)]
@@ -104,6 +106,8 @@ pub(super) struct Choice {
     cached_tokens: Option<u32>,
     /// Tokens whose ends were in no delta yet.
     untold: usize,
+    /// Tokens that came, but are to be handed on one at a time.
+    waiting: Option<Box<OneByOne>>,
     /// Whom its links call, where that is not the task that polls it.
     reader: Option<Weak<dyn DirectReader>>,
 }
@@ -153,6 +157,7 @@ impl Choice {
             rejected_drafts: 0,
             cached_tokens: None,
             untold: 0,
+            waiting: None,
             reader: None,
         }
     }
@@ -204,9 +209,22 @@ impl Choice {
     /// It has said all: its worker is cancelled, as after a stop string.
     pub(super) fn stop(&mut self) {
         if !self.ended() {
-            self.record(|recorder, now| recorder.finished(now, FinishReason::Stop.as_str()));
-            self.state = State::Ended;
+            self.finished(FinishReason::Stop);
         }
+    }
+
+    /// Nothing of what its worker may still send is part of it, nor is what came behind its last token.
+    fn finished(&mut self, reason: FinishReason) {
+        self.record(|recorder, now| recorder.finished(now, reason.as_str()));
+        self.state = State::Ended;
+        if let Some(unread) = self.waiting.take() {
+            self.note_drafts(unread.drafted(), 0);
+        }
+    }
+
+    /// The next delta is made of tokens that are there already.
+    pub(super) fn holds_tokens(&self) -> bool {
+        self.waiting.is_some()
     }
 
     /// Done when it is with a worker.
@@ -253,19 +271,24 @@ impl Choice {
                 State::Placing(_) | State::Ended => return Poll::Ready(None),
             };
             let submitted = leg.submitted;
-            let delta = match std::task::ready!(leg.stream.poll_next(context)) {
-                Ok(chunk) => self.delta(chunk),
-                Err((error, worker)) => match self.again(error, Some(worker)) {
-                    Ok(()) => continue,
-                    Err(error) => return Poll::Ready(Some(Err(error))),
-                },
+            let chunk = match self.waiting.as_mut().and_then(|waiting| waiting.next()) {
+                Some(token) => token,
+                None => {
+                    self.waiting = None;
+                    match std::task::ready!(leg.stream.poll_next(context)) {
+                        Ok(chunk) => self.arrived(chunk),
+                        Err((error, worker)) => match self.again(error, Some(worker)) {
+                            Ok(()) => continue,
+                            Err(error) => return Poll::Ready(Some(Err(error))),
+                        },
+                    }
+                }
             };
-            match delta {
+            match self.delta(chunk) {
                 Ok(Some(delta)) => {
                     self.note_progress(submitted, delta.finish.is_some());
                     if let Some(reason) = delta.finish {
-                        self.record(|recorder, now| recorder.finished(now, reason.as_str()));
-                        self.state = State::Ended; // after a stop string this cancels the worker
+                        self.finished(reason); // after a stop string this cancels the worker
                     }
                     return Poll::Ready(Some(Ok(delta)));
                 }
@@ -325,14 +348,25 @@ impl Choice {
         }
     }
 
+    /// Notes that tokens came. Gives those that the next delta is made of.
+    fn arrived(&mut self, chunk: Chunk) -> Chunk {
+        let (generated, cached_tokens) = (chunk.ids.len(), chunk.cached_tokens);
+        self.cached_tokens = self.cached_tokens.or(cached_tokens);
+        self.record(|recorder, now| recorder.tokens(now, generated, cached_tokens));
+        self.note_tokens(&chunk.ids);
+        if !self.common.job.reading.one_by_one {
+            return chunk;
+        }
+        let (first, waiting) = OneByOne::of(chunk);
+        self.waiting = waiting;
+        first
+    }
+
     /// What a chunk is to the client; `None` if nothing is certain yet.
     fn delta(&mut self, chunk: Chunk) -> Result<Option<Delta>, RouteError> {
-        let Chunk { mut ids, logprobs, prompt_logprobs, cached_tokens, finish, .. } = chunk;
+        let Chunk { mut ids, logprobs, prompt_logprobs, finish, .. } = chunk;
         let Chunk { drafted, accepted, pooled, .. } = chunk;
-        self.cached_tokens = self.cached_tokens.or(cached_tokens);
         let generated = ids.len();
-        self.record(|recorder, now| recorder.tokens(now, generated, cached_tokens));
-        self.note_tokens(&ids);
         let mut all = self.common.job.returns_ids.then(|| ids.clone());
         if finish == Some(Finish::Stop)
             && !self.common.job.stop.included()

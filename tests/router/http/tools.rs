@@ -1,5 +1,7 @@
 //! Reasoning and calls of tools over HTTP, in OpenAI's shapes.
 
+mod together;
+
 use headrace_router::core::frame::GrammarKind;
 use serde_json::{Value, json};
 

@@ -16,7 +16,7 @@ pub(in crate::http) fn read_by(format: Format, job: &mut Job, engine: &PromptEng
     let mut markers: Vec<u32> = format.markers().filter_map(begins).collect();
     markers.sort_unstable();
     markers.dedup();
-    job.reading = Reading { token_ends: true, markers };
+    job.reading = Reading { token_ends: true, one_by_one: format.ends_early(), markers };
     if !job.sampling.ignore_eos {
         job.stop_ids.extend(format.stops().iter().copied().filter_map(special));
     }

@@ -8,7 +8,8 @@ use crate::core::frame::{Ranked, Reasoning, Sampling, TokenLimits};
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, integer, number, wrong_type};
 use crate::http::parse::grammar::{self, Asked};
-use crate::http::parse::{ids, nvext};
+use crate::http::parse::ids;
+use crate::http::parse::nvext::{self, Annotations};
 use crate::prompt::Conventions;
 use crate::request::Truncation;
 
@@ -83,6 +84,8 @@ pub(in crate::http) struct Delivery {
     pub(in crate::http) include_usage: bool,
     /// With the usage so far in every event (vLLM's `continuous_usage_stats`).
     pub(in crate::http) running_usage: bool,
+    /// What its events tell beside the answer.
+    pub(in crate::http) annotations: Annotations,
 }
 
 /// Takes the shared parameters out of `fields`.
@@ -93,7 +96,7 @@ pub(in crate::http) fn take(
     fields: &mut Fields,
     model: &ModelFacts,
 ) -> Result<SharedParams, RouteError> {
-    nvext::take(fields)?;
+    let annotations = nvext::take(fields)?;
     let n = fields.integer("n", 1..=MAX_N)?.unwrap_or(1);
     let cache_key = fields.string("prompt_cache_key")?;
     let user = fields.string("user")?;
@@ -103,7 +106,7 @@ pub(in crate::http) fn take(
     let allowed = allowed(fields, model)?;
     sampling.limits =
         (!allowed.is_empty()).then(|| TokenLimits { allowed, ..TokenLimits::default() });
-    let delivery = delivery(fields)?;
+    let delivery = Delivery { annotations, ..delivery(fields)? };
     if delivery.stream && prompt_logprobs.is_some() {
         let message = "`prompt_logprobs` is not sent in streams; set `stream` to false";
         return Err(bad("prompt_logprobs", message));
@@ -364,7 +367,7 @@ fn delivery(fields: &mut Fields) -> Result<Delivery, RouteError> {
         let message = "`stream_options.continuous_usage_stats` needs `include_usage: true`";
         return Err(bad("stream_options.continuous_usage_stats", message));
     }
-    Ok(Delivery { stream, include_usage, running_usage })
+    Ok(Delivery { stream, include_usage, running_usage, ..Delivery::default() })
 }
 
 /// `min_tokens` cannot be more than the longest answer.

@@ -65,6 +65,14 @@ impl Answers {
         }
     }
 
+    /// What comes next is there already. Only the text of one job is read, and so handed on token by token.
+    pub(in crate::http) fn holds_tokens(&self) -> bool {
+        match &self.source {
+            Source::One(answer) => answer.holds_tokens(),
+            Source::Many { .. } => false,
+        }
+    }
+
     /// What comes next; `choice` counts through the choices of all jobs.
     ///
     /// # Cancel safety

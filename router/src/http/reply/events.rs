@@ -6,8 +6,10 @@
 //! No comments are sent to keep idle connections alive: before the first token there is no status yet to send them
 //! under, and after it the deadline for the next token is no longer than what proxies wait.
 //!
-//! `stream` is how far an answer has come, `direct` who asks it for events, `chunks` how OpenAI's look.
+//! `stream` is how far an answer has come, `direct` who asks it for events, `chunks` how OpenAI's look, `annotations` what
+//! Dynamo's clients are told beside it.
 
+mod annotations;
 mod chunks;
 mod direct;
 mod split;
@@ -30,6 +32,7 @@ use crate::request::{Delta, Usage};
 use split::split;
 use stream::Stream;
 
+pub(in crate::http) use annotations::{AnnotatedRequest, Opening};
 pub(in crate::http) use chunks::{ChoiceChunks, Envelope, Events};
 pub(crate) use direct::{EventStream, Outlet, PIECE_HEAD};
 

@@ -1,4 +1,5 @@
-"""`output_format` of a class, which the client sends as `output_config.format`, whole and streamed; a call that has to be."""
+"""`output_format` of a class, which the client sends as `output_config.format`, whole and streamed; a call that has to be; an
+agent whose turns are streamed and all have to be calls, up to the one that reports."""
 
 from typing import Literal
 
@@ -37,3 +38,43 @@ def structured():
     choice = {"type": "tool", "name": "report"}
     called = client.messages.create(**WISHES, tools=[tool], tool_choice=choice)
     Wheel.model_validate(called.content[0].input)
+
+
+CITY = {"type": "string", "maxLength": 30}
+DEGREES = {"type": "integer", "minimum": -50, "maximum": 50}
+
+
+def function(name, about, **properties):
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"name": name, "description": about, "input_schema": schema}
+
+
+@feature("agent")
+def agent():
+    tools = [
+        function("get_weather", "The weather of a city now.", city=CITY),
+        function("report", "The final answer to the user.", city=CITY, degrees=DEGREES),
+    ]
+    messages = [{"role": "user", "content": "Get the weather in Paris, then report it."}]
+    called = []
+    while "report" not in called:
+        assert len(called) < 6, called
+        with client.messages.stream(
+            **{**WISHES, "max_tokens": 120, "messages": messages},
+            tools=tools,
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        ) as events:
+            kinds = [event.type for event in events]
+            answer = events.get_final_message()
+        assert (kinds[0], kinds[-1]) == ("message_start", "message_stop"), kinds
+        assert answer.stop_reason == "tool_use", answer
+        [call] = [block for block in answer.content if block.type == "tool_use"]
+        called.append(call.name)
+        text = f"It is 21 degrees in {call.input['city']}. Report it with the function report."
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": text}
+        messages += [
+            {"role": "assistant", "content": answer.content},
+            {"role": "user", "content": [result]},
+        ]
+    assert called[0] == "get_weather", called
+    assert call.input["degrees"] == 21, call

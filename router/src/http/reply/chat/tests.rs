@@ -52,7 +52,8 @@ fn every_choice_begins_with_its_role() {
 
 #[test]
 fn usage_is_null_until_the_end_or_runs_along() {
-    let with_usage = Delivery { stream: true, include_usage: true, running_usage: false };
+    let with_usage =
+        Delivery { stream: true, include_usage: true, running_usage: false, ..Delivery::default() };
     assert_eq!(events(&[delta(0, "a", None)], with_usage).matches("],\"usage\":null}").count(), 2);
     let running = Delivery { running_usage: true, ..with_usage };
     let want = r#"],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4,"prompt_tokens_details":{"cached_tokens":2},"completion_tokens_details":{"accepted_prediction_tokens":1,"rejected_prediction_tokens":4,"reasoning_tokens":0}}}"#;

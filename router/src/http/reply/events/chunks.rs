@@ -6,6 +6,7 @@
 use bytes::BytesMut;
 use serde::Serialize;
 
+use super::annotations::{Opening, metrics};
 use super::{EventWriter, comment, event, json};
 use crate::error::RouteError;
 use crate::http::parse::params::Delivery;
@@ -116,16 +117,27 @@ impl Envelope {
 pub(in crate::http) struct ChoiceChunks<S> {
     shape: S,
     envelope: Envelope,
+    /// What is told before the first event.
+    opening: Option<Box<Opening>>,
 }
 
 impl<S: Events> ChoiceChunks<S> {
     pub(in crate::http) fn new(shape: S, delivery: Delivery) -> Self {
-        Self { envelope: shape.envelope(delivery), shape }
+        Self { envelope: shape.envelope(delivery), shape, opening: None }
+    }
+
+    /// This is told before the first event.
+    pub(in crate::http) fn after(mut self, opening: Option<Box<Opening>>) -> Self {
+        self.opening = opening;
+        self
     }
 }
 
 impl<S: Events> EventWriter for ChoiceChunks<S> {
     fn delta(&mut self, delta: &Delta, usage: Usage, out: &mut BytesMut) -> Result<(), RouteError> {
+        if let Some(opening) = self.opening.take() {
+            out.extend_from_slice(&opening.events);
+        }
         self.shape.delta(delta, usage, &self.envelope, out)
     }
 
@@ -140,6 +152,9 @@ impl<S: Events> EventWriter for ChoiceChunks<S> {
     fn end(&mut self, usage: Usage, remark: Option<String>, out: &mut BytesMut) {
         if self.envelope.delivery.include_usage {
             self.envelope.usage(usage, out);
+        }
+        if self.envelope.delivery.annotations.llm_metrics {
+            metrics(usage, out);
         }
         comment(remark, out);
         out.extend_from_slice(b"data: [DONE]\n\n");

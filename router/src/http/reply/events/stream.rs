@@ -94,8 +94,10 @@ impl<W: EventWriter> Stream<W> {
                     if ends_early {
                         answers.end(delta.choice);
                     }
-                    self.awaits_token =
-                        delta.finish.is_none() && !ends_early && self.ready.is_empty();
+                    self.awaits_token = delta.finish.is_none()
+                        && !ends_early
+                        && self.ready.is_empty()
+                        && !answers.holds_tokens();
                     written
                 }
                 Some(Err(error)) => Err(error),

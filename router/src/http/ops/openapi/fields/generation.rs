@@ -1,8 +1,10 @@
 //! Fields of every generation: how tokens are chosen, what the answer follows, how it is sent.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::FieldKind::{Above, Array, Boolean, Integer, Number, Object, Open, Other, Text, Words};
+use crate::http::parse::nvext::Annotations;
+
 use super::{Field, ObjectShape, U32, field, json_schema, metadata, must, text, token_id};
 
 /// How tokens are chosen, where the answer ends, how it is sent.
@@ -122,13 +124,32 @@ const NVEXT: ObjectShape = ObjectShape::new(
             Other(|| json!({"const": false})),
             "/v1/completions takes raw prompts.",
         ),
-        field("annotations", Array(text), "Changes nothing; at most 32."),
-        field("extra_fields", Array(text), "Changes nothing; at most 32."),
+        field("cache_salt", Text, "`cache_salt`."),
+        field("guided_json", Other(json_schema), "`guided_json`."),
+        field("guided_regex", Text, "`guided_regex`."),
+        field("guided_choice", Array(text), "`guided_choice`."),
+        field("guided_grammar", Text, "`guided_grammar`."),
+        field("guided_decoding_backend", Words(&["auto", "guidance"]), "There is one."),
+        field(
+            "annotations",
+            Array(annotation),
+            "What a stream of a chat or of one prompt tells in events of these names without data; at most 32.",
+        ),
+        field(
+            "extra_fields",
+            Other(|| json!({"type": "array", "maxItems": 0})),
+            "Headers of the answer have what is known.",
+        ),
+        field("agent_context", Open, "Changes nothing."),
         field("request_timestamp_ms", Number(0.0, f64::MAX), "Changes nothing."),
         field("agent_hints", Object(&AGENT_HINTS), "Hints about an agent's request."),
         field("session_control", Object(&SESSION_CONTROL), "The session."),
     ]],
 );
+
+fn annotation() -> Value {
+    json!({"enum": Annotations::NAMES})
+}
 
 const AGENT_HINTS: ObjectShape = ObjectShape::new(
     "AgentHints",
@@ -136,6 +157,7 @@ const AGENT_HINTS: ObjectShape = ObjectShape::new(
     &[&[
         field("priority", Integer(i32::MIN as i64, i32::MAX as i64), "Higher goes first."),
         field("osl", Integer(0, U32), "Changes nothing."),
+        field("strict_priority", Integer(0, U32), "Changes nothing."),
         field("speculative_prefill", Boolean, "Changes nothing."),
         field("latency_sensitivity", Number(f64::MIN, f64::MAX), "Changes nothing."),
     ]],
