@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import jsonschema
 import pytest
 import yaml
 
-from helpers.exported import problems
+from helpers.command_line import STOP, refused
+from helpers.exported import of_page, problems
 from helpers.serving.fleet import Fleet
 from helpers.tools import prometheus_tool
 
@@ -209,17 +209,12 @@ def test_every_variable_in_an_argument_is_declared(
 def test_the_arguments_have_flags_that_the_programs_take(
     labels: dict[str, str], spec: dict[str, Any]
 ) -> None:
-    """The first flag that a program does not know is the one that it names."""
     (container,) = spec["containers"]
     program = labels["app.kubernetes.io/name"].removeprefix("headrace-")
     words = container["args"] if container["args"][0] == program else [program, *container["args"]]
     for name in ("POD_NAME", "POD_IP", "GROUP_INDEX"):
         words = [word.replace(f"$({name})", "127.0.0.1") for word in words]
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", *words, "--no-such-flag"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "--no-such-flag" in done.stderr.splitlines()[0], done.stderr
+    assert refused(*words) == [STOP]
 
 
 def test_a_router_has_the_time_for_its_drain() -> None:
@@ -257,8 +252,6 @@ def test_workers_find_a_router_that_is_not_ready_yet() -> None:
 def test_the_autoscaler_has_metrics_that_the_adapter_makes_of_what_routers_export(
     fleet: Fleet,
 ) -> None:
-    from helpers.exported import of_page
-
     rules = yaml.safe_load((FOLDER / "adapter.yaml").read_text())["rules"]["external"]
     made = {rule["name"]["as"] for rule in rules}
     exported = of_page(fleet.metrics())

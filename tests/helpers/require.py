@@ -36,6 +36,7 @@ NAMES = PACKAGES | {
     "openssl",
     "promtool",  # and prometheus, which come together
     "small-shm",  # a /dev/shm that the largest group would fill
+    "systemd",  # systemd-analyze
 }
 
 

@@ -26,6 +26,7 @@ class Fleet:
 
     router: Server
     workers: dict[str, Running]
+    client_keys: Path
 
     def complete(self, model: str, headers: dict[str, str] | None = None) -> int:
         """The status of a request of the model."""
@@ -61,7 +62,7 @@ def fleet_of_every_kind(folder: Path) -> Generator[Fleet]:
             mock = ["--router", line[2], "--model", model, "--name", f"{model}-", "--cost", COSTS]
             workers[model] = Running("mock", *mock, *flags)
             ended.callback(workers[model].close)
-        fleet = Fleet(router, workers)
+        fleet = Fleet(router, workers, client_keys)
         for model in KINDS:
             eventually(
                 lambda model=model: fleet.complete(model) == 200,
