@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 import sys
-import urllib.error
 import urllib.request
 
 TIMEOUT_S = 2.0

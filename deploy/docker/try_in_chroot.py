@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -64,7 +64,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
 
 
 @contextmanager
-def mounted(*arguments: str | Path) -> Iterator[None]:
+def mounted(*arguments: str | Path) -> Generator[None]:
     target = arguments[-1]
     run("mount", *arguments)
     try:
@@ -74,7 +74,7 @@ def mounted(*arguments: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def system_folders(root: Path) -> Iterator[None]:
+def system_folders(root: Path) -> Generator[None]:
     """/proc and /dev, as a container has them."""
     with ExitStack() as mounts:
         for name, kind in (("proc", "proc"), ("dev", "tmpfs")):

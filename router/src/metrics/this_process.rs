@@ -30,12 +30,11 @@ struct Usage {
 impl Usage {
     fn of(folder: &Path) -> Option<Self> {
         let stat = std::fs::read_to_string(folder.join("stat")).ok()?;
-        let memory = std::fs::read_to_string(folder.join("statm")).ok()?;
+        let status = std::fs::read_to_string(folder.join("status")).ok()?;
         let open_files = std::fs::read_dir(folder.join("fd")).ok()?.count();
-        let page = u64::try_from(rustix::param::page_size()).ok()?;
         Some(Self {
             cpu_s: cpu_seconds(&stat)?,
-            resident_bytes: memory.split(' ').nth(1)?.parse::<u64>().ok()?.checked_mul(page)?,
+            resident_bytes: resident_bytes(&status)?,
             open_files: u64::try_from(open_files).ok()?,
         })
     }
@@ -47,6 +46,12 @@ fn cpu_seconds(stat: &str) -> Option<f64> {
     let mut fields = after_name.split_ascii_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<u64>().ok();
     Some((ticks()? as f64 + ticks()? as f64) / TICKS)
+}
+
+/// Of `/proc/PID/status`, which counts in KiB.
+fn resident_bytes(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1_024)
 }
 
 impl Collector for ThisProcess {
@@ -78,6 +83,14 @@ mod tests {
         assert_eq!(cpu_seconds("7 (a) S 1 2 3 4 5 6 7 8 9 10 150"), None, "a field is missing");
         assert_eq!(cpu_seconds("7 (a) S 1 2 3 4 5 6 7 8 9 10 x 50"), None);
         assert_eq!(cpu_seconds(""), None);
+    }
+
+    #[test]
+    fn resident_memory_is_a_number_of_kib_or_not_known() {
+        assert_eq!(resident_bytes("VmHWM:\t 9 kB\nVmRSS:\t   12 kB\nRss: 3 kB\n"), Some(12 << 10));
+        for wrong in ["", "VmRSS:\t12", "VmRSS: x kB", "VmRSS: 18446744073709551615 kB"] {
+            assert_eq!(resident_bytes(wrong), None, "{wrong}");
+        }
     }
 
     #[test]
