@@ -106,7 +106,7 @@ def test_the_declarations_say_what_the_router_shows(page: str) -> None:
     """So that they can be believed about what needs a fault to be shown."""
     live, known = of_page(page), declared()
     both = {name for name in known if live.get(name)}
-    assert len(both) >= 20, both
+    assert len(both) >= 15, both
     assert {name: live[name] for name in both} == {name: known[name] for name in both}
 
 
