@@ -57,7 +57,7 @@ impl<'a> Scrape<'a> {
         &mut self,
         name: &str,
         help: &str,
-        value: impl EncodeCounterValue,
+        value: impl EncodeCounterValue + Copy,
     ) -> fmt::Result {
         let mut family = self.family(name, help, MetricType::Counter)?;
         family.encode_counter::<NoLabelSet, _, u64>(&value, None)
