@@ -208,6 +208,18 @@ gpu-wheel: setup ## what `make gpu` needs on a machine without Rust, into dist/g
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin build --release --locked --quiet --out dist/gpu
 	@$(PY) -m bench.gpu.carry $(ARGS)
 
+.PHONY: release
+release: setup ## wheels, source archive, stripped router, inventories and sums, into dist/release
+	@$(PY) -m deploy.release.build
+
+.PHONY: try-container
+try-container: ## the steps of the Dockerfile in a chroot, then the router as its user on a read-only root (root, debootstrap)
+	@$(or $(wildcard $(PY)),$(PYTHON)) deploy/docker/try_in_chroot.py $(ARGS)
+
+.PHONY: dashboard
+dashboard: setup ## write deploy/grafana/headrace.json from its tables
+	@$(PY) -m deploy.grafana.build
+
 .PHONY: clean
 clean: ## remove everything that was built
 	rm -rf $(VENV) target dist pyworkers/headrace/_core*.so \

@@ -17,7 +17,7 @@ use crate::limits::key_ring::{KeyRing, KeysShown};
 use crate::limits::memory::Memory;
 use crate::limits::shares::Shares;
 use crate::log::LostLines;
-use crate::metrics::{Exposition, Metrics, Tasks};
+use crate::metrics::{Exposition, Metrics, Tasks, ThisProcess};
 use crate::response_store::ResponseStore;
 
 /// The router without its HTTP server. Tests and `http::app` need no more.
@@ -123,5 +123,6 @@ fn exposed(metrics: &Metrics, fleet: &Arc<Registry>, keys: &Arc<KeyRing>) -> Met
     }
     exposed.register_collector(Box::new(LostLines::of_this_process()));
     exposed.register_collector(Box::new(Tasks::of_this_runtime()));
+    exposed.register_collector(Box::new(ThisProcess));
     exposed
 }

@@ -1,7 +1,7 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
-//! `args` is what was typed. Each part of it is checked here or in `registration` with `etcd` (about being found), `routing` (about
-//! choosing workers), `access` with `keys` (about who may come in), `tls`, `memory`, `parsers` and `log`.
+//! `args` is what was typed. Each part of it is checked here or in `registration` with `etcd` (about being found), `service` (about
+//! systemd and its like), `routing` (about choosing workers), `access` with `keys` (about who may come in), `tls`, `memory`, `parsers` and `log`.
 
 mod access;
 mod args;
@@ -15,6 +15,7 @@ mod memory;
 mod parsers;
 mod registration;
 mod routing;
+mod service;
 mod store;
 mod tls;
 
@@ -36,6 +37,7 @@ pub use memory::MemoryConfig;
 pub use parsers::{ParserConfig, ReasoningParser, ToolParser};
 pub use registration::Registration;
 pub use routing::{DecisionLogConfig, RoutingConfig};
+pub use service::{NotifyAddress, PassedSocket, ServiceConfig, ServiceVariables, SocketRole};
 pub use store::StoreConfig;
 pub use tls::{Reloaded, TlsListen};
 
@@ -70,6 +72,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// What is logged, and how.
     pub log: LogConfig,
+    /// What a service manager passes and wants to hear.
+    pub service: ServiceConfig,
 }
 
 /// The side of the clients.
@@ -251,7 +255,9 @@ pub enum ConfigError {
 impl TryFrom<RouterArgs> for Config {
     type Error = ConfigError;
 
-    fn try_from(args: RouterArgs) -> Result<Self, ConfigError> {
+    fn try_from(mut args: RouterArgs) -> Result<Self, ConfigError> {
+        let service = ServiceConfig::check(&args.service, std::process::id())?;
+        service.place(&mut args)?;
         let routing = RoutingConfig::check(&args)?;
         let mut warnings = Vec::new();
         let listen = listen("worker-listen", &args.worker_listen)?;
@@ -352,6 +358,7 @@ impl TryFrom<RouterArgs> for Config {
             routing,
             drain_timeout: Duration::from_millis(args.drain_timeout_ms),
             log: log::check(&args.log_level, &args.log_format)?,
+            service,
         })
     }
 }

@@ -92,6 +92,7 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
 async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
     let mut io = Guarded::new(socket, &clients.app);
     let protocol = tokio::select! {
+        biased; // what has come is answered, also where the drain came at the same time
         protocol = io.protocol() => protocol,
         // it said nothing, or too little to tell in which language it could be answered
         () = socket.late(clients.app.config.http.header_timeout) => return,

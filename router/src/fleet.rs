@@ -91,6 +91,9 @@ pub enum StartError {
     /// No threads for the tokeniser.
     #[error("cannot start the threads of the tokeniser: {0}")]
     Threads(#[source] std::io::Error),
+    /// No socket for what a service manager is told.
+    #[error("NOTIFY_SOCKET: cannot open a socket: {0}")]
+    Notifier(#[source] std::io::Error),
 }
 
 /// A model that can be asked for.
@@ -118,9 +121,11 @@ pub(crate) async fn start(
     let tls = config.fleet.tls.as_ref().map(|files| ServerTls::load(files, &[])).transpose()?;
     let pool = TokenizePool::new(config.tokenizer.threads, TOKENIZER_QUEUE);
     let secret = config.fleet.secret.as_ref().map(|secret| secret.0.as_bytes());
-    let (listener, address) = Listener::bind(&config.fleet.listen).await?;
+    let (listener, address) = Listener::bind(&config.fleet.listen, &config.service).await?;
     let local = match &config.fleet.socket {
-        Some(path) => Some(Listener::bind(&WorkerListen::Unix(path.clone())).await?.0),
+        Some(path) => {
+            Some(Listener::bind(&WorkerListen::Unix(path.clone()), &config.service).await?.0)
+        }
         None => None,
     };
     let setup = Setup {
@@ -145,7 +150,7 @@ pub(crate) async fn start(
     for (listener, tls) in [(Some(listener), tls), (local, None)] {
         let Some(listener) = listener else { continue };
         let accepting = accept_workers(listener, tls, Arc::clone(&registry), tasks.clone());
-        tasks.spawn(end.clone().run_until_cancelled_owned(accepting));
+        tasks.spawn(registry.dials.clone().run_until_cancelled_owned(accepting));
     }
     let sweeping = sweep(Arc::clone(&registry), sweep_interval(config.fleet.heartbeat));
     tasks.spawn(end.run_until_cancelled_owned(sweeping));

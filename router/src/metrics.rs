@@ -13,6 +13,7 @@ mod responses;
 mod scheduling;
 mod scrape;
 mod tasks;
+mod this_process;
 mod transfers;
 
 use prometheus_client::metrics::info::Info;
@@ -31,6 +32,7 @@ pub use responses::Responses;
 pub use scheduling::Scheduling;
 pub use scrape::Scrape;
 pub use tasks::Tasks;
+pub use this_process::ThisProcess;
 pub use transfers::Transfers;
 pub(crate) use transfers::backend_label;
 

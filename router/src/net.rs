@@ -7,6 +7,7 @@ pub(crate) mod tls;
 use std::fs::Permissions;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -73,20 +74,47 @@ pub(crate) async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     }))
 }
 
-/// The file of a Unix socket, removed when this drops.
+/// The file of a Unix socket, removed when this drops unless it is lent.
 #[derive(Debug)]
-pub(crate) struct SocketFile(PathBuf);
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Somebody else listens there, too, and takes it away.
+    is_lent: bool,
+}
 
 impl SocketFile {
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0); // who took it away already is no concern of ours
+        if !self.is_lent {
+            let _ = std::fs::remove_file(&self.path); // who took it away already is no concern of ours
+        }
     }
+}
+
+/// A listener of TCP that was passed to this process.
+///
+/// # Errors
+/// It cannot be waited for.
+pub(crate) fn passed(socket: OwnedFd) -> io::Result<TcpListener> {
+    let listener = std::net::TcpListener::from(socket);
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+/// A Unix socket that was passed to this process, with its file, which stays.
+///
+/// # Errors
+/// It cannot be waited for.
+pub(crate) fn passed_unix(socket: OwnedFd, path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    listener.set_nonblocking(true)?;
+    let file = SocketFile { path: path.to_owned(), is_lent: true };
+    Ok((UnixListener::from_std(listener)?, file))
 }
 
 /// Binds a Unix socket; with `mode`, nobody else can open it from its first moment on. A socket without a listener behind it
@@ -101,7 +129,7 @@ pub(crate) async fn listen_unix(
     let bind = || -> io::Result<_> {
         let socket = UnixSocket::new_stream()?;
         socket.bind(path)?;
-        let file = SocketFile(path.to_owned());
+        let file = SocketFile { path: path.to_owned(), is_lent: false };
         if let Some(mode) = mode {
             std::fs::set_permissions(path, Permissions::from_mode(mode))?; // before `listen` nobody can connect
         }

@@ -3,6 +3,7 @@
 pub(crate) mod background;
 pub mod exit;
 pub(crate) mod lock;
+pub mod notify;
 pub mod runtime;
 pub mod signals;
 pub mod stopper;

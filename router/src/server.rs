@@ -1,9 +1,10 @@
 //! From start to the last answer: both addresses and the drain. `reload` reads files again meanwhile.
 
 mod reload;
+mod service;
 
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,20 +13,32 @@ use tokio::time::{sleep, timeout};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::app::App;
-use crate::config::{Config, WorkerListen};
+use crate::config::{Config, SocketRole, WorkerListen};
 use crate::connection::accept_clients;
 use crate::connection::admin::AdminListeners;
 use crate::connection::tls_port::TlsPort;
-use crate::fleet::StartError;
+use crate::fleet::{Registry, StartError};
 use crate::limits::descriptors;
 use crate::net::{self, tls};
+use crate::process::notify::Notifier;
 use crate::process::stopper::Stopper;
 
 pub use reload::ReloadRequest;
 use reload::{Watched, keep_fresh};
+use service::keep_told;
 
 /// For answers that are cut to end with an error event, and for connections that are hung up on to end.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
+
+/// Where the socket of the clients is shared with another process: from the end of accepting to the drain. Requests that come on
+/// connections accepted before are served meanwhile, as their clients cannot know. A guess: clients dial to ask at once.
+const LAST_REQUESTS: Duration = Duration::from_secs(1);
+
+/// There, too: clients wait so long for a first worker before they are accepted and told that there is none. Longer than workers
+/// pause between two dials.
+const FIRST_WORKER: Duration = Duration::from_secs(20);
+/// Between two looks for it.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// A router that listens on both sides.
 #[derive(Debug)]
@@ -40,6 +53,7 @@ pub struct Server {
     /// Connections of clients at a time.
     most: usize,
     stopper: Stopper,
+    notifier: Arc<Notifier>,
 }
 
 impl Server {
@@ -52,7 +66,11 @@ impl Server {
         let most = descriptors::connections(config.http.max_connections);
         net::check_backlog();
         let bound = async {
-            let listener = net::listen(&host, port).await?;
+            let passed = config.service.take(SocketRole::Clients, &client_address(&host, port))?;
+            let listener = match passed {
+                Some(socket) => net::passed(socket)?,
+                None => net::listen(&host, port).await?,
+            };
             let address = listener.local_addr()?;
             Ok((listener, address))
         };
@@ -61,12 +79,15 @@ impl Server {
             .map_err(|source| StartError::Bind { address: format!("{host}:{port}"), source })?;
         let operators = {
             let http = &config.http;
-            AdminListeners::bind(&http.access.admin_listen, http.tls.as_ref()).await?
+            AdminListeners::bind(&http.access.admin_listen, &config.service, http.tls.as_ref())
+                .await?
         };
         let app = App::start(config).await?;
         let tls = TlsPort::open(&app, most)?;
+        let notifier = service::notifier(&app.config.service).map_err(StartError::Notifier)?;
+        let notifier = Arc::new(notifier);
         let (stopper, reload) = (Stopper::default(), ReloadRequest::default());
-        Ok(Self { app, operators, listener, address, tls, reload, most, stopper })
+        Ok(Self { app, operators, listener, address, tls, reload, most, stopper, notifier })
     }
 
     /// Where clients connect.
@@ -119,7 +140,7 @@ impl Server {
 
     /// Serves until the stopper was used and, after a drain, the last answer ended.
     pub async fn serve(self) {
-        let Self { app, operators, listener, address, tls, reload, most, stopper } = self;
+        let Self { app, operators, listener, address, tls, reload, most, stopper, notifier } = self;
         for warning in &app.config.http.access.warnings {
             tracing::warn!("{warning}");
         }
@@ -129,7 +150,7 @@ impl Server {
             }
         }
         let watched = Watched::of(&app, tls.as_deref(), operators.tls());
-        let watching = keep_fresh(watched, Arc::clone(&app.metrics), reload);
+        let watching = keep_fresh(watched, Arc::clone(&app.metrics), reload, Arc::clone(&notifier));
         let watching = tokio::spawn(watching);
         let watching = AbortOnDropHandle::new(watching);
         tracing::info!(%address, workers = %app.fleet.address(), "listening");
@@ -152,14 +173,34 @@ impl Server {
             ),
             stopper.clone(),
         );
+        let shared = app.config.service.shares_clients();
+        let fleet = Arc::clone(&app.fleet);
         let accepting = tokio::spawn(async move {
+            let accepting = async {
+                if shared {
+                    some_worker(&fleet).await;
+                }
+                accepting.await;
+            };
             tokio::select! {
                 () = accepting => {}
-                () = draining.draining() => {}
-                () = draining.stopping() => {}
+                () = draining.leaving() => {}
             }
         });
+        notifier.ready();
+        let telling = keep_told(Arc::clone(&app), Arc::clone(&notifier));
+        let telling = AbortOnDropHandle::new(tokio::spawn(telling));
         accepting.await.expect("accepting does not panic, and nobody aborts it");
+        notifier.stopping();
+        if shared {
+            app.fleet.leave_dials();
+            tracing::info!("left the sockets to whoever listens there next");
+            tokio::select! {
+                () = sleep(LAST_REQUESTS) => {}
+                () = stopper.draining() => {}
+            }
+        }
+        stopper.drain();
         app.fleet.shut_down();
         connections.close();
         tracing::info!(connections = connections.len(), "draining");
@@ -177,8 +218,27 @@ impl Server {
         }
         let _ = timeout(LAST_EVENTS, operators).await; // hung up on with the rest
         app.fleet.close().await;
-        drop(watching);
+        drop((watching, telling));
         tracing::info!("stopped");
+    }
+}
+
+/// As a socket that was passed is known.
+fn client_address(host: &str, port: u16) -> WorkerListen {
+    let address = host.parse().map(|ip: IpAddr| SocketAddr::new(ip, port).to_string());
+    WorkerListen::Tcp(address.unwrap_or_else(|_| format!("{host}:{port}")))
+}
+
+/// Returns when a worker takes requests, or after [`FIRST_WORKER`]. Until then clients wait in the socket, or the process that
+/// is to be replaced serves them.
+async fn some_worker(fleet: &Registry) {
+    let there = async {
+        while !fleet.ready() {
+            sleep(LOOK).await;
+        }
+    };
+    if timeout(FIRST_WORKER, there).await.is_err() {
+        tracing::warn!("no worker came: clients are accepted, and told so");
     }
 }
 
@@ -191,7 +251,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let stopper = server.stopper();
     let drain = async {
         shutdown.await;
-        stopper.drain();
+        stopper.leave();
         std::future::pending::<()>().await;
     };
     tokio::select! {

@@ -25,6 +25,7 @@ NAMES = PACKAGES | {
     "curl",
     "e4m3",  # missing on a GPU without 8-bit floats; Triton's interpreter has them
     "etcd",
+    "hadolint",
     "linux",
     "maturin",
     "mounts",  # of a user who is root in a namespace of their own
@@ -33,7 +34,9 @@ NAMES = PACKAGES | {
     "no-gpu",  # what has ranks of one process stand for GPUs
     "oldest-triton",  # `make compile-table` puts it under target/
     "openssl",
+    "promtool",  # and prometheus, which come together
     "small-shm",  # a /dev/shm that the largest group would fill
+    "systemd",  # systemd-analyze
 }
 
 

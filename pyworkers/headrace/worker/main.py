@@ -32,6 +32,7 @@ from headrace.wire.tls import tls_context
 from headrace.worker.load_model import Loaded, load
 from headrace.worker.parallel.control import GroupFailed
 from headrace.worker.parallel.environment import read_environment
+from headrace.worker.service_manager import keep_told, read_service_manager
 from headrace.worker.worker import Worker
 from headrace_kernels.moe.transport import RankLost
 
@@ -88,12 +89,14 @@ async def serve(loaded: Loaded, settings: WorkerSettings, *, alone: bool = False
         transfer=transfer,
         overlap=settings.overlap,
     )
+    manager = read_service_manager(os.environ, os.getpid())
     loop = asyncio.get_running_loop()
     signals = 0
 
     def on_signal(number: int) -> None:
         nonlocal signals
         signals += 1
+        manager.tell("STOPPING=1")
         worker.drain(DRAIN_S if signals == 1 else 0.0, signal.Signals(number).name)
 
     numbers = [int(signal.SIGINT), int(signal.SIGTERM)]
@@ -101,7 +104,15 @@ async def serve(loaded: Loaded, settings: WorkerSettings, *, alone: bool = False
         loop.add_signal_handler(number, on_signal, number)
     if alone:
         _core.end_on_signals(numbers, DRAIN_S + DRAIN_OVERDUE_S)  # after those: they stay
-    await worker.serve()
+    manager.tell(
+        "READY=1"
+    )  # it dials; a router that is not there yet is no reason to hold up what starts after it
+    telling = asyncio.create_task(keep_told(manager, lambda: worker.summary), name="manager")
+    try:
+        await worker.serve()
+    finally:
+        telling.cancel()
+        manager.tell("STOPPING=1", "STATUS=ended")
 
 
 async def open_transfer(loaded: Loaded, settings: WorkerSettings) -> Transfer:

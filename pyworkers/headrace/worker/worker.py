@@ -350,6 +350,12 @@ class Worker:
             if totals is not None:
                 outbox.totalled(totals)
 
+    @property
+    def summary(self) -> str:
+        """What it is at, in a line for people."""
+        state = "serving" if self._drain_until_s is None else "draining"
+        return f"{state}, joined {len(self._peers)} routers"
+
     def drain(self, budget_s: float, reason: str) -> None:
         """Take nothing new, finish what runs within `budget_s`, leave. A second call may only shorten that."""
         until_s = asyncio.get_running_loop().time() + budget_s

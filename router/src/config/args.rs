@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser as _};
 
 use super::parsers::NO_PARSER;
-use super::{EtcdVariables, ReasoningParser, ToolParser, environment};
+use super::{EtcdVariables, ReasoningParser, ServiceVariables, ToolParser, environment};
 use crate::core::policy::PolicyName;
 
 /// Of clients, where nobody named another number.
@@ -329,6 +329,10 @@ pub struct RouterArgs {
     #[arg(skip = EtcdVariables::from_environment())]
     #[serde(skip)]
     pub etcd: EtcdVariables,
+    /// What a service manager says in the variables LISTEN_..., NOTIFY_SOCKET and WATCHDOG_....
+    #[arg(skip = ServiceVariables::from_environment())]
+    #[serde(skip)]
+    pub service: ServiceVariables,
 
     /// What is logged: error, warn (or warning), info, debug, trace, off, or a filter such as
     /// `info,headrace_router::fleet=debug`.

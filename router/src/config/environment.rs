@@ -1,4 +1,4 @@
-//! Secrets that come from the environment. Nothing but configuration reads it.
+//! What comes from the environment: secrets, and what a service manager says. Nothing but configuration reads it.
 
 /// The value of a variable; none where it is empty.
 #[must_use]

@@ -3,6 +3,7 @@
 //!
 //! Ports that other machines reach speak TLS where that of the clients does. They do not share the bounds of the clients: who floods the port of the clients keeps no operator out.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::app::App;
-use crate::config::{TlsListen, WorkerListen};
+use crate::config::{ServiceConfig, SocketRole, TlsListen, WorkerListen};
 use crate::fleet::StartError;
 use crate::http::access::Entrance;
 use crate::net::tls::ServerTls;
@@ -70,22 +71,33 @@ impl AdminListeners {
     /// One cannot be bound, or the certificate cannot be used.
     pub(crate) async fn bind(
         addresses: &[WorkerListen],
+        service: &ServiceConfig,
         tls: Option<&TlsListen>,
     ) -> Result<Self, StartError> {
         let mut bound = Vec::new();
         for address in addresses {
-            let listener = match address {
-                WorkerListen::Tcp(text) => TcpListener::bind(text).await.map(Listener::of),
-                WorkerListen::Unix(path) => net::listen_unix(path, Some(0o600))
-                    .await
-                    .map(|(listener, file)| Listener::Unix(listener, file)),
-            };
             let failed = |source| StartError::Bind { address: address.to_string(), source };
-            bound.push(listener.map_err(failed)?);
+            bound.push(Self::listen(address, service).await.map_err(failed)?);
         }
         let any_far = bound.iter().any(|listener| matches!(listener, Listener::Far(_)));
         let tls = tls.filter(|_| any_far).map(|files| ServerTls::load(files, &PROTOCOLS));
         Ok(Self { all: bound, tls: tls.transpose()? })
+    }
+
+    async fn listen(address: &WorkerListen, service: &ServiceConfig) -> io::Result<Listener> {
+        let passed = service.take(SocketRole::Operators, address)?;
+        Ok(match (address, passed) {
+            (WorkerListen::Tcp(_), Some(socket)) => Listener::of(net::passed(socket)?),
+            (WorkerListen::Tcp(text), None) => Listener::of(TcpListener::bind(text).await?),
+            (WorkerListen::Unix(path), Some(socket)) => {
+                let (listener, file) = net::passed_unix(socket, path)?;
+                Listener::Unix(listener, file)
+            }
+            (WorkerListen::Unix(path), None) => {
+                let (listener, file) = net::listen_unix(path, Some(0o600)).await?;
+                Listener::Unix(listener, file)
+            }
+        })
     }
 
     pub(crate) fn tls(&self) -> Option<&Arc<ServerTls>> {

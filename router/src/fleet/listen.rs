@@ -3,6 +3,7 @@
 mod told;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use super::codec::{FrameReader, FrameWriter};
 use super::handshake::{HELLO_BYTES, HandshakeError, greet, send};
 use super::link::{Link, LinkError};
 use super::registry::Registry;
-use crate::config::WorkerListen;
+use crate::config::{ServiceConfig, SocketRole, WorkerListen};
 use crate::core::events::BlockEvents;
 use crate::core::frame::{MAX_FRAME_BYTES, Submit};
 use crate::error::Causes;
@@ -41,12 +42,28 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    pub(super) async fn bind(listen: &WorkerListen) -> Result<(Self, WorkerListen), StartError> {
-        let bound = match listen {
-            WorkerListen::Tcp(address) => bind_tcp(address).await,
-            WorkerListen::Unix(path) => bind_unix(path).await,
+    pub(super) async fn bind(
+        listen: &WorkerListen,
+        service: &ServiceConfig,
+    ) -> Result<(Self, WorkerListen), StartError> {
+        let bound = async {
+            match (listen, service.take(SocketRole::Workers, listen)?) {
+                (_, Some(socket)) => Ok((Self::passed(socket, listen)?, listen.clone())),
+                (WorkerListen::Tcp(address), None) => bind_tcp(address).await,
+                (WorkerListen::Unix(path), None) => bind_unix(path).await,
+            }
         };
-        bound.map_err(|source| StartError::Bind { address: listen.to_string(), source })
+        bound.await.map_err(|source| StartError::Bind { address: listen.to_string(), source })
+    }
+
+    fn passed(socket: OwnedFd, listen: &WorkerListen) -> io::Result<Self> {
+        Ok(match listen {
+            WorkerListen::Tcp(_) => Self::Tcp(net::passed(socket)?),
+            WorkerListen::Unix(path) => {
+                let (listener, file) = net::passed_unix(socket, path)?;
+                Self::Unix(listener, file)
+            }
+        })
     }
 
     async fn accept(&self) -> io::Result<(Socket, Dial)> {

@@ -56,6 +56,8 @@ pub struct Registry {
     pub(super) end: CancellationToken,
     /// No new request is taken, and workers are to look for other routers.
     pub(super) leaves: CancellationToken,
+    /// No worker is let in any more: another process listens at the same socket.
+    pub(super) dials: CancellationToken,
     /// Who waits in a queue waits no longer.
     cut_off: CancellationToken,
     pub(super) drains: Drains,
@@ -110,6 +112,7 @@ impl Registry {
             setup,
             tasks: TaskTracker::new(),
             leaves: end.child_token(),
+            dials: end.child_token(),
             end,
             cut_off: CancellationToken::new(),
             drains,
@@ -170,6 +173,11 @@ impl Registry {
     /// What the links use, where they use TLS.
     pub(crate) fn tls(&self) -> Option<&Arc<ServerTls>> {
         self.setup.tls.as_ref()
+    }
+
+    /// Workers that dial from now on are left to whoever else listens at the same socket.
+    pub(crate) fn leave_dials(&self) {
+        self.dials.cancel();
     }
 
     /// From now on no new request is taken. What runs goes on.

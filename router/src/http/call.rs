@@ -122,14 +122,15 @@ impl Call {
 
     /// Takes note that all choices came to their end.
     pub(super) fn answered(&self, usage: Usage, choices: usize) {
-        self.request_trace.answered(usage, choices);
+        observe_tpot(&self.metrics, self.request_trace.answered(usage, choices));
     }
 
     /// What a stream needs to say at its end.
     pub(super) fn ending(&self, choices: usize) -> Ending {
         // what fits a header is said there
         let explain = self.explain && explain::header(&self.request_trace.decisions()).is_none();
-        Ending { request_trace: Arc::clone(&self.request_trace), choices, explain }
+        let (request_trace, metrics) = (Arc::clone(&self.request_trace), Arc::clone(&self.metrics));
+        Ending { request_trace, metrics, choices, explain }
     }
 
     /// The answer with its headers.
@@ -176,10 +177,17 @@ pub(super) fn owner_of(request: &Request) -> Result<OwnerId, RouteError> {
     Ok(account(request.headers(), caller(request).client())?.id)
 }
 
+fn observe_tpot(metrics: &Metrics, tpot: Option<Duration>) {
+    if let Some(tpot) = tpot {
+        metrics.requests.tpot_seconds.observe(tpot);
+    }
+}
+
 /// What is to be done and said when a stream ends.
 #[derive(Debug)]
 pub(super) struct Ending {
     request_trace: Arc<RequestTrace>,
+    metrics: Arc<Metrics>,
     choices: usize,
     explain: bool,
 }
@@ -187,12 +195,15 @@ pub(super) struct Ending {
 impl Ending {
     /// It came to its end.
     pub(super) fn answered(&self, usage: Usage) {
-        self.request_trace.answered(usage, self.choices);
+        observe_tpot(&self.metrics, self.request_trace.answered(usage, self.choices));
     }
 
     /// It broke off.
     pub(super) fn failed(&self, error: &RouteError) {
         self.request_trace.failed(error);
+        if !matches!(error, RouteError::ClientGone) {
+            self.metrics.requests.streams_broken.inc(error.kind());
+        }
     }
 
     /// The last comment of the stream, where one was asked for.

@@ -1,7 +1,7 @@
 //! Requests from their arrival to the end of their answers, and their tokens.
 
 use super::kinds::{Counter, Gauge, Histogram, Labelled, group};
-use super::labels::ByResult;
+use super::labels::{ByReason, ByResult};
 
 group! {
     /// Requests from their arrival to the end of their answers, and their tokens.
@@ -14,6 +14,8 @@ group! {
             "Answers in flight that went on with another worker.";
         slo: Labelled<ByResult> = "headrace_slo_requests_total",
             "Requests with a deadline for their first token: those that met it and --slo-tpot-ms, and those that did not.";
+        streams_broken: Labelled<ByReason> = "headrace_streams_broken_total",
+            "Streams that had begun and ended with an error event, by the error's kind.";
         prompt_tokens: Counter = "headrace_prompt_tokens_total",
             "Tokens of prompts.";
         completion_tokens: Counter = "headrace_completion_tokens_total",
@@ -32,6 +34,8 @@ group! {
             "Arrival of a request to its first token.";
         itl_seconds: Histogram = "headrace_itl_seconds",
             "From step to step of one leg.";
+        tpot_seconds: Histogram = "headrace_tpot_seconds",
+            "Mean time for each token of a whole answer after its first.";
         resume_seconds: Histogram = "headrace_resume_seconds",
             "From the loss of a worker to the next token of an answer that went on with another one.";
         request_seconds: Histogram = "headrace_request_seconds",

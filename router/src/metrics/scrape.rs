@@ -49,6 +49,20 @@ impl<'a> Scrape<'a> {
             .try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
     }
 
+    /// A counter without labels.
+    ///
+    /// # Errors
+    /// The text takes no more; memory always does.
+    pub fn counter(
+        &mut self,
+        name: &str,
+        help: &str,
+        value: impl EncodeCounterValue + Copy,
+    ) -> fmt::Result {
+        let mut family = self.family(name, help, MetricType::Counter)?;
+        family.encode_counter::<NoLabelSet, _, u64>(&value, None)
+    }
+
     /// A counter with a sample for each set of labels.
     ///
     /// # Errors

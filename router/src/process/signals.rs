@@ -172,7 +172,7 @@ async fn follow(
     obeyed: &Obeyed,
 ) -> i32 {
     next().await;
-    stopper.drain();
+    stopper.leave();
     let second = match bounds.drain {
         Some(drain) => timeout(drain, next()).await,
         None => Ok(next().await),
@@ -246,7 +246,8 @@ mod tests {
     async fn a_drain_that_does_not_end_is_ended() {
         let (status, took, stopper) = followed(&[(5, 15)], BOUNDS).await;
         assert_eq!((status, took), (DRAIN_OVERDUE, Duration::from_millis(30_005)));
-        stopper.draining().await;
+        stopper.leaving().await;
+        assert!(!stopper.is_draining(), "the server drains when it has stopped to accept");
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,21 +5,33 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Ends a server from anywhere. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Stopper {
+    leave: CancellationToken,
     drain: CancellationToken,
     stop: CancellationToken,
     hang_up: CancellationToken,
 }
 
 impl Stopper {
+    /// End in good order: accept nobody new, then drain.
+    pub fn leave(&self) {
+        self.leave.cancel();
+    }
+
     /// Take nothing new, finish what runs (up to `--drain-timeout-ms`), then end.
     pub fn drain(&self) {
+        self.leave.cancel();
         self.drain.cancel();
     }
 
     /// End at once: answers are cut, with an error where there is still a client to tell.
     pub fn stop(&self) {
+        self.leave.cancel();
         self.drain.cancel();
         self.stop.cancel();
+    }
+
+    pub(crate) async fn leaving(&self) {
+        self.leave.cancelled().await;
     }
 
     pub(crate) async fn draining(&self) {

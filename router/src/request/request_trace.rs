@@ -224,19 +224,22 @@ impl RequestTrace {
         known.last_token = known.last_token.max(Some(at));
     }
 
-    /// All choices came to their end.
-    pub(crate) fn answered(&self, usage: Usage, choices: usize) {
-        let Some(slo) = &self.slo else { return };
+    /// All choices came to their end. Returns the mean time for each token after the first, where there are such tokens.
+    pub(crate) fn answered(&self, usage: Usage, choices: usize) -> Option<Duration> {
         let mut known = self.known();
+        let tpot = known.tpot(usage, choices);
+        let Some(slo) = &self.slo else { return tpot };
         let first = known.first_token.unwrap_or_else(Instant::now); // an answer may have no token
+        let is_slow = |limit_ms| tpot.is_some_and(|tpot| tpot.as_secs_f64() * 1e3 > limit_ms);
         let outcome = if first > self.arrived + slo.first_token {
             Outcome::LateFirstToken
-        } else if known.is_slow(first, slo.tpot_ms, usage, choices) {
+        } else if slo.tpot_ms.is_some_and(is_slow) {
             Outcome::SlowTokens
         } else {
             Outcome::Met
         };
         known.count(slo, Some(outcome));
+        tpot
     }
 
     /// It ended with an error. Nobody is turned away who got a token before.
@@ -261,13 +264,14 @@ impl RequestTrace {
 }
 
 impl Known {
-    /// The tokens after the first took longer than `tpot_ms` each, on average over all choices.
-    fn is_slow(&self, first: Instant, tpot_ms: Option<f64>, usage: Usage, choices: usize) -> bool {
-        let (Some(limit_ms), Some(last)) = (tpot_ms, self.last_token) else { return false };
+    /// How long a token after the first took, on average over all choices.
+    fn tpot(&self, usage: Usage, choices: usize) -> Option<Duration> {
         let choices = f64::from(u32::try_from(choices).unwrap_or(u32::MAX).max(1));
         let further = f64::from(usage.completion_tokens) / choices - 1.0;
-        let took_ms = last.saturating_duration_since(first).as_secs_f64() * 1e3;
-        further > 0.0 && took_ms > further * limit_ms
+        let took = self.last_token?.saturating_duration_since(self.first_token?);
+        (further > 0.0)
+            .then(|| Duration::try_from_secs_f64(took.as_secs_f64() / further).ok())
+            .flatten()
     }
 
     fn count(&mut self, slo: &Slo, outcome: Option<Outcome>) {

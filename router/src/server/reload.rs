@@ -14,6 +14,7 @@ use crate::connection::tls_port::TlsPort;
 use crate::limits::key_ring::KeyRing;
 use crate::metrics::{ByReload, Metrics};
 use crate::net::tls::ServerTls;
+use crate::process::notify::Notifier;
 
 /// Between two looks. A guess: a key that was taken away should not work for long, and reading some small files takes less
 /// than a ms.
@@ -99,6 +100,7 @@ pub(super) async fn keep_fresh(
     mut watched: Vec<Watched>,
     metrics: Arc<Metrics>,
     request: ReloadRequest,
+    notifier: Arc<Notifier>,
 ) {
     if watched.is_empty() {
         return;
@@ -110,8 +112,14 @@ pub(super) async fn keep_fresh(
             _ = looks.tick() => false,
             () = request.0.notified() => true,
         };
+        if insist {
+            notifier.reloading();
+        }
         for files in &mut watched {
             files.look(insist, &metrics).await;
+        }
+        if insist {
+            notifier.ready(); // again, whatever came of it: `systemctl reload` waits for it
         }
         let refused = watched.iter().filter(|files| files.refused).count();
         metrics.edges.reloads_refused.set(i64::try_from(refused).unwrap_or(i64::MAX));

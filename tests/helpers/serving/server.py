@@ -36,6 +36,7 @@ class Running:
         env: Mapping[str, str] | None = None,
         program: Sequence[str] = (sys.executable, "-m", "headrace"),
         stderr: int = subprocess.STDOUT,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         """Lines of `stderr` are read only where it goes the way of standard output."""
         paths = [str(ROOT / part) for part in ("pyworkers", "kernels", "tests")]
@@ -47,6 +48,7 @@ class Running:
             stderr=stderr,
             text=True,
             start_new_session=True,
+            pass_fds=pass_fds,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | dict(env or {}),
         )
         self.lines: list[str] = []

@@ -6,6 +6,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::{Registry, RegistryState};
+use crate::core::admission::Class;
 use crate::fleet::ModelInfo;
 use crate::fleet::pool::{
     GROUP_GAUGES, PoolSnapshot, RANK_COUNTERS, Status, WORKER_COUNTERS, WORKER_GAUGES, WorkerPool,
@@ -61,6 +62,7 @@ impl Registry {
 struct Totals {
     held_off: usize,
     waiting: usize,
+    waiting_by_class: [usize; Class::ALL.len()],
     waiting_tokens: u64,
     waiting_bytes: u64,
     oldest_s: f64,
@@ -76,6 +78,9 @@ impl Totals {
         for pool in state.pools.values() {
             let queue = pool.dispatch.queue();
             totals.waiting += queue.len();
+            for (sum, class) in totals.waiting_by_class.iter_mut().zip(Class::ALL) {
+                *sum += queue.of_class(class).requests;
+            }
             totals.waiting_tokens += queue.tokens();
             totals.waiting_bytes += queue.bytes();
             let oldest = queue.oldest_ms().map_or(0.0, |since_ms| (clock_ms - since_ms) / 1e3);
@@ -187,6 +192,12 @@ impl Collector for Registry {
             self.descriptions.used(),
         )?;
         gauge("headrace_booked_legs", "Legs that are booked on workers.", totals.legs)?;
+        let classes = Class::ALL.iter().zip(totals.waiting_by_class);
+        scrape.gauges(
+            "headrace_queue_class_requests",
+            "Legs that wait for a worker, by the class of their request.",
+            classes.map(|(class, waiting)| ([("class", class.as_str())], waiting)),
+        )?;
         let (tokens, bytes) = (totals.waiting_tokens, totals.waiting_bytes);
         scrape.gauge("headrace_queue_tokens", "Prompt tokens of the legs that wait.", tokens)?;
         scrape.gauge("headrace_queue_bytes", "Memory of the legs that wait.", bytes)?;

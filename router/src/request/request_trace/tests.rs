@@ -46,6 +46,22 @@ async fn a_goal_is_met_or_missed_by_its_first_or_by_the_further_tokens() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_time_per_token_is_that_of_the_tokens_after_the_first_of_each_choice() {
+    let request_trace = RequestTrace::default();
+    assert_eq!(request_trace.answered(usage(11), 1), None, "it has no token");
+    advance(30 * MS).await;
+    request_trace.first_token(0, Instant::now(), MS);
+    assert_eq!(request_trace.answered(usage(11), 1), None, "the last one is not known");
+    advance(50 * MS).await;
+    request_trace.last_token(Instant::now());
+    assert_eq!(request_trace.answered(usage(11), 1), Some(5 * MS));
+    assert_eq!(request_trace.answered(usage(22), 2), Some(5 * MS), "two choices side by side");
+    assert_eq!(request_trace.answered(usage(1), 1), None, "there is none after the first");
+    assert_eq!(request_trace.answered(usage(2), 2), None);
+    assert_eq!(request_trace.answered(usage(0), 0), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn errors_count_as_rejected_or_failed_and_the_clients_own_do_not_count() {
     let failed = |error: RouteError| {
         let (request_trace, metrics) = request_trace(None);
