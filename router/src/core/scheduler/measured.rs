@@ -3,29 +3,56 @@
 
 use crate::core::cost::{StepFeatures, context};
 
+/// So many ms, a guess, are looked at together. Frames that a busy router or a link held back come at once: single gaps between them say
+/// nothing, and as costs are fitted by relative errors, some gaps of microseconds would count for more than all others.
+const SPAN_MS: f64 = 200.0;
+/// A frame that comes after less than this share of the mean gap, a guess, may have been held back with the one before it.
+const HELD_BACK: f64 = 0.25;
+/// A span ends with so many frames at the latest, however they came.
+const MOST_FRAMES: f64 = 256.0;
+
 /// Time and work that nothing was learnt from yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Measured {
     work: StepFeatures,
     ms: f64,
+    /// Frames with work in them, without the last one.
+    frames: f64,
+    /// The last frame had some.
+    last_worked: bool,
 }
 
 impl Measured {
-    /// A frame came after so many ms of work, with tokens for so many rows. What the frames before it teach: a prompt belongs to
-    /// the frame that gave its first token, with all the time in which nobody got anything.
+    /// A frame came after so many ms of work, with tokens for so many rows. What the frames before it teach: what one of them did
+    /// in the mean, and in what time. A prompt belongs to the frame that gave its first token, with all the time in which nobody
+    /// got anything.
     pub(super) fn frame(
         &mut self,
         rows: u32,
         kv_tokens: f64,
         ms: f64,
     ) -> Option<(StepFeatures, f64)> {
-        let learnt = (self.work != StepFeatures::default()).then_some((self.work, self.ms));
+        let ms = ms.max(0.0);
+        self.frames += f64::from(u8::from(std::mem::take(&mut self.last_worked)));
+        let whole = self.ms >= SPAN_MS && ms * self.frames >= HELD_BACK * self.ms;
+        let learnt = (self.frames > 0.0 && (whole || self.frames >= MOST_FRAMES)).then(|| {
+            let StepFeatures { prefill_tokens, prefill_context, rows, kv_tokens } = self.work;
+            let mean = StepFeatures {
+                prefill_tokens: prefill_tokens / self.frames,
+                prefill_context: prefill_context / self.frames,
+                rows: rows / self.frames,
+                kv_tokens: kv_tokens / self.frames,
+            };
+            (mean, self.ms / self.frames)
+        });
         if learnt.is_some() {
             *self = Self::default();
         }
-        self.ms += ms.max(0.0);
+        self.ms += ms;
         if rows > 0 {
-            (self.work.rows, self.work.kv_tokens) = (rows.into(), kv_tokens);
+            self.work.rows += f64::from(rows);
+            self.work.kv_tokens += kv_tokens;
+            self.last_worked = true;
         }
         learnt
     }
@@ -35,6 +62,7 @@ impl Measured {
         self.work.prefill_tokens += f64::from(computed);
         self.work.prefill_context +=
             context(prompt_tokens.saturating_sub(computed).into(), computed.into());
+        self.last_worked = true;
     }
 }
 
@@ -49,15 +77,43 @@ mod tests {
             assert_eq!(measured.frame(0, 0.0, 100.0), None, "nobody got anything");
         }
         measured.prompt(1_000, 600);
-        let (work, ms) = measured.frame(3, 50.0, 20.0).expect("a prompt was done");
+        let (work, ms) = measured.frame(3, 50.0, 500.0).expect("a prompt was done");
         assert_eq!((work.prefill_tokens, work.rows, ms), (600.0, 0.0, 500.0));
         assert_eq!(work.prefill_context, context(400.0, 600.0));
-        let (work, ms) = measured.frame(0, 0.0, 7.0).expect("rows got tokens");
-        assert_eq!((work.prefill_tokens, work.rows, work.kv_tokens, ms), (0.0, 3.0, 50.0, 20.0));
-        assert_eq!(measured.frame(0, 0.0, 7.0), None);
+        let (work, ms) = measured.frame(0, 0.0, 700.0).expect("rows got tokens");
+        assert_eq!((work.prefill_tokens, work.rows, work.kv_tokens, ms), (0.0, 3.0, 50.0, 500.0));
+        assert_eq!(measured.frame(0, 0.0, 700.0), None);
         // a clock that went back, and what others have in the cache
         assert_eq!(measured.frame(0, 50.0, -1e6), None);
         assert_eq!(measured.frame(1, 50.0, 3.0), None);
-        assert_eq!(measured.frame(0, 0.0, 7.0).expect("a row got tokens").1, 17.0);
+        assert_eq!(measured.frame(0, 0.0, 2_000.0).expect("a row got tokens").1, 1_403.0);
+    }
+
+    #[test]
+    fn short_steps_are_looked_at_together() {
+        let mut measured = Measured::default();
+        let learnt: Vec<_> = (0..100).filter_map(|_| measured.frame(4, 900.0, 10.0)).collect();
+        assert_eq!(learnt.len(), 4, "of twenty frames each");
+        for (work, ms) in learnt {
+            assert_eq!((work.rows, work.kv_tokens, ms), (4.0, 900.0, 10.0));
+        }
+    }
+
+    #[test]
+    fn frames_that_were_held_back_say_what_they_would_have_said_in_time() {
+        let mut measured = Measured::default();
+        let gaps = std::iter::once(400.0).chain(std::iter::repeat_n(1e-3, 9)).cycle();
+        let learnt: Vec<_> = gaps.take(1_000).filter_map(|ms| measured.frame(2, 0.0, ms)).collect();
+        assert!(learnt.len() > 50, "{}", learnt.len());
+        assert!(learnt.iter().all(|(work, ms)| work.rows == 2.0 && *ms > 39.0), "{learnt:?}");
+    }
+
+    #[test]
+    fn no_order_of_gaps_puts_off_what_is_learnt_for_ever() {
+        let mut measured = Measured::default();
+        let gaps = std::iter::once(1e6).chain(std::iter::repeat_n(0.0, 999));
+        let learnt: Vec<_> = gaps.filter_map(|ms| measured.frame(1, 0.0, ms)).collect();
+        assert_eq!(learnt.len(), 3, "{learnt:?}");
+        assert_eq!(learnt[0].1, 1e6 / 256.0);
     }
 }

@@ -16,6 +16,19 @@ struct Played {
     ends_ms: f64,
     tokens: u32,
     says: fn(&mut Step),
+    /// The router reads its frames at multiples of this, those of one time at once.
+    read_ms: f64,
+    /// Those on the way.
+    sent: std::collections::VecDeque<Sent>,
+}
+
+/// A frame on its way to the router.
+struct Sent {
+    read_ms: f64,
+    step: Step,
+    given: Given,
+    begun: Vec<RequestId>,
+    ended: Vec<RequestId>,
 }
 
 /// One of these comes in so many ms.
@@ -27,6 +40,16 @@ fn play(
     says: &[fn(&mut Step)],
     numbers: std::ops::Range<u64>,
 ) -> Vec<u32> {
+    play_read_late(scheduler, says, numbers, 0.0)
+}
+
+/// The same while the router reads frames in bursts: so many ms pass between two of them.
+fn play_read_late(
+    scheduler: &mut Scheduler,
+    says: &[fn(&mut Step)],
+    numbers: std::ops::Range<u64>,
+    read_ms: f64,
+) -> Vec<u32> {
     let mut workers: Vec<Played> = (0_u32..)
         .zip(says)
         .map(|(id, says)| Played {
@@ -36,15 +59,17 @@ fn play(
             ends_ms: f64::INFINITY,
             tokens: 0,
             says: *says,
+            read_ms,
+            sent: std::collections::VecDeque::new(),
         })
         .collect();
     let mut got = vec![0; workers.len()];
     let mut asked = numbers.start;
     while asked < numbers.end {
         let arrives_ms = asked as f64 * EVERY_MS;
-        let next = workers.iter_mut().min_by(|a, b| a.ends_ms.total_cmp(&b.ends_ms)).unwrap();
-        if next.ends_ms <= arrives_ms {
-            next.end_step(scheduler);
+        let next = workers.iter_mut().min_by(|a, b| a.next_ms().total_cmp(&b.next_ms())).unwrap();
+        if next.next_ms() <= arrives_ms {
+            next.go_on(scheduler);
             continue;
         }
         asked += 1;
@@ -73,6 +98,20 @@ impl Played {
             ..StepFeatures::default()
         };
         self.ends_ms = now_ms + TRUE.step_ms(&features);
+    }
+
+    /// When something happens to it.
+    fn next_ms(&self) -> f64 {
+        self.sent.front().map_or(self.ends_ms, |sent| self.ends_ms.min(sent.read_ms))
+    }
+
+    fn go_on(&mut self, scheduler: &mut Scheduler) {
+        if self.sent.front().is_some_and(|sent| sent.read_ms <= self.ends_ms) {
+            let sent = self.sent.pop_front().unwrap();
+            self.read(scheduler, &sent);
+        } else {
+            self.end_step(scheduler);
+        }
     }
 
     fn end_step(&mut self, scheduler: &mut Scheduler) {
@@ -104,22 +143,27 @@ impl Played {
         let mut step = Step { ms, decode_rows: rows, load, ..report(self.step, self.tokens, load) };
         step.ms = ms;
         (self.says)(&mut step);
-        let _ = scheduler.step(WorkerId(self.id), &step, given, now_ms);
-        for request in begun {
-            scheduler.begun(request, 0, now_ms);
-        }
-        self.requests.retain(|(request, _, answer)| {
-            let ended = *answer == 0;
-            if ended {
-                scheduler.end(
-                    RequestId(*request),
-                    LegOutput { tokens: 11, complete: true },
-                    now_ms,
-                );
-            }
-            !ended
-        });
+        let is_over = |(_, _, answer): &(u64, u32, u32)| *answer == 0;
+        let over = self.requests.extract_if(.., |request| is_over(request));
+        let ended = over.map(|(request, _, _)| RequestId(request)).collect();
         self.begin_step(now_ms);
+        if self.read_ms == 0.0 {
+            self.read(scheduler, &Sent { read_ms: now_ms, step, given, begun, ended });
+        } else {
+            let read_ms = (now_ms / self.read_ms).ceil() * self.read_ms;
+            self.sent.push_back(Sent { read_ms, step, given, begun, ended });
+        }
+    }
+
+    fn read(&self, scheduler: &mut Scheduler, sent: &Sent) {
+        let now_ms = sent.read_ms;
+        let _ = scheduler.step(WorkerId(self.id), &sent.step, sent.given, now_ms);
+        for request in &sent.begun {
+            scheduler.begun(*request, 0, now_ms);
+        }
+        for request in &sent.ended {
+            scheduler.end(*request, LegOutput { tokens: 11, complete: true }, now_ms);
+        }
     }
 }
 
@@ -179,6 +223,21 @@ fn a_liar_gets_no_more_than_its_share_whatever_it_lies_about() {
             assert!(found_out[0] < 300, "{what}, {prior:?}: {found_out:?} of 400");
             assert!((1..4).all(|id| doubt(&scheduler, id).is_none()), "{what}");
         }
+    }
+}
+
+#[test]
+fn a_liar_whose_frames_are_read_in_bursts_gets_no_more_than_its_share() {
+    // a router on a busy machine, and a worker that holds frames back, look the same
+    for read_ms in [150.0, 400.0, 1_000.0] {
+        let mut scheduler = fleet(3, |id| (id == 0).then_some(NOTHING));
+        let says: [Says; 3] = [|step| step.ms = 0.0, TRUTH, TRUTH];
+        let found_out = play_read_late(&mut scheduler, &says, 0..1_000, read_ms);
+        assert!(found_out[0] <= 450, "frames each {read_ms} ms: {found_out:?}");
+        assert!(doubt(&scheduler, 0).is_some());
+        let features = StepFeatures { rows: 4.0, ..StepFeatures::default() };
+        let (learnt, really) = (cost(&scheduler, 0).step_ms(&features), TRUE.step_ms(&features));
+        assert!(learnt > 0.4 * really, "{read_ms}: {learnt} for {really} ms");
     }
 }
 
