@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 256  # models and devices; of more the oldest are forgotten
 MOST_MS = 1e6  # as a router takes it
+MOST_BYTES = 1 << 16  # of a file; more is not ours
 
 
 class StepPriors:
@@ -35,11 +36,17 @@ class StepPriors:
         """What was kept for `of`; `None` where nothing was, or where the file is no good any more."""
         path = self._path(of)
         try:
-            kept = json.loads(path.read_bytes())
+            with path.open("rb") as file:
+                text = file.read(MOST_BYTES + 1)
+            if len(text) > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES} bytes")
+            kept = json.loads(text)
+            if kept["of"] != of:
+                raise ValueError("it is about something else")
             cost = StepCost(*(float(kept["cost"][name]) for name in StepCost.__slots__))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("%s is of no use (%r): steps are timed again", path, error)
             return None
         if not _makes_sense(cost):
@@ -55,8 +62,11 @@ class StepPriors:
         partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            partial.write_text(text)
-            partial.rename(path)  # whole or not at all, whoever else starts now
+            try:
+                partial.write_text(text)
+                partial.rename(path)  # whole or not at all, whoever else starts now
+            finally:
+                partial.unlink(missing_ok=True)
             self._forget_oldest()
         except OSError as error:
             log.warning(
