@@ -1,6 +1,6 @@
 //! Variables that are right, wrong, and for somebody else. Sockets that are passed for real: tests/deploy.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 

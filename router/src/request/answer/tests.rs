@@ -30,7 +30,12 @@ fn thinking() -> PromptEngine {
 async fn what_a_prompt_did_with_the_reasoning_is_settled() {
     let engine = thinking();
     let [begin, end] = ["<think>", "</think>"].map(|mark| vec![engine.token_id(mark).unwrap()]);
-    let whole = Reasoning { begin: begin.clone(), end: end.clone(), max_tokens: Some(3) };
+    let whole = Reasoning {
+        begin: begin.clone(),
+        end: end.clone(),
+        max_tokens: Some(3),
+        ..Reasoning::default()
+    };
     let opened = Reasoning { begin: Vec::new(), ..whole.clone() };
     for (prompt, want) in [
         ("hello", Some(&whole)),

@@ -20,7 +20,11 @@ fn model(parser: ToolParser, reasoning: Option<ReasoningParser>, tokens: bool) -
     let tools = Some(parser);
     ModelFacts {
         conventions: Conventions { knows_tools: true, tools, reasoning, ..Conventions::default() },
-        reasoning: tokens.then(|| Reasoning { begin: vec![3], end: vec![4], max_tokens: None }),
+        reasoning: tokens.then(|| Reasoning {
+            begin: vec![3],
+            end: vec![4],
+            ..Reasoning::default()
+        }),
         ..ModelFacts::default()
     }
 }
