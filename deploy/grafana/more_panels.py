@@ -333,6 +333,33 @@ GROUPS = Row(
             unit="ops",
         ),
         Panel(
+            title="Grammars put off",
+            about="Answers that got no token in a step, as their masks were too much work for it; grammars that were not compiled.",
+            queries=(
+                Query(
+                    rate("headrace_worker_grammar_put_off_total", OF_MODEL, by="worker"),
+                    "{{worker}} put off",
+                ),
+                Query(
+                    rate("headrace_worker_grammar_refused_total", OF_MODEL, by="worker"),
+                    "{{worker}} refused",
+                ),
+                Query(rate("headrace_grammar_turned_away_total"), "turned away"),
+            ),
+            unit="ops",
+        ),
+        Panel(
+            title="Memory of grammars",
+            about="What the grammars of a worker and the answers that follow them hold.",
+            queries=(
+                Query(
+                    f"max by (worker) (headrace_worker_grammar_memory_bytes{{{OF_MODEL}}})",
+                    "{{worker}}",
+                ),
+            ),
+            unit="bytes",
+        ),
+        Panel(
             title="Checks of grammars",
             about="Time to compile a grammar that was not known.",
             queries=quantiles("headrace_grammar_check_seconds"),

@@ -38,7 +38,7 @@ use crate::error::RouteError;
 use crate::http::access::{Access, require_key, require_operator, require_scraper};
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
-use crate::limits::turns::{TurnLimits, Turns};
+use crate::limits::turns::{TenantTurns, TurnLimits};
 use crate::request::grammar::KnownGrammars;
 
 /// All routes. Where API keys are configured they guard everything but the probes and what is for operators, who have keys
@@ -139,7 +139,7 @@ struct Surface {
     /// Grammars that answers can follow.
     grammars: Arc<KnownGrammars<()>>,
     /// Turns to check one.
-    turns: Arc<Turns>,
+    turns: Arc<TenantTurns>,
 }
 
 /// Grammars that need not be checked again, 64 KiB at most each. A guess.
@@ -154,7 +154,7 @@ impl Surface {
         let grammars = Arc::new(KnownGrammars::new(KNOWN_GRAMMARS));
         // half of the cores, as for large bodies
         let at_once = std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2));
-        let turns = Turns::new(TurnLimits {
+        let turns = TenantTurns::new(TurnLimits {
             at_once,
             waiting: WAITING_GRAMMARS,
             waiting_of_tenant: WAITING_GRAMMARS_OF_TENANT,

@@ -178,5 +178,5 @@ def test_the_wheel_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
         Path(str(metadata.distribution("msgpack").locate_file("msgpack"))), site / "msgpack"
     )
     build.run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)
-    version = build.run(tmp_path / "venv/bin/headrace", "--version", env={"PYTHONPATH": ""})
+    version = build.run(tmp_path / "venv/bin/headrace", "version", env={"PYTHONPATH": ""})
     assert version.split()[-1] == sbom.project()["version"]

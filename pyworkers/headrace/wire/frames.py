@@ -17,7 +17,7 @@ PROTOCOL: Final = 6
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
 MAX_GRAMMAR_BYTES: Final = 64 << 10  # of a source, in UTF-8
-MAX_MARKER_TOKENS: Final = 32  # of what begins or ends reasoning
+MAX_MARKER_TOKENS: Final = 64  # of what begins or ends reasoning
 MOST_OTHER_PROMPTS: Final = 16
 NAME_BYTES: Final = 16  # of a block's full name; its key is the first half
 

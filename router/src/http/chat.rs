@@ -24,7 +24,7 @@ use crate::prompt::StopStrings;
 use crate::prompt::{ChatPrompt, Conventions, Prompt};
 use crate::request::{Job, Reading};
 use held::HeldCalls;
-use reasoning::Behind;
+use reasoning::AfterReasoning;
 use tools::ToolChoice;
 
 /// A checked request.
@@ -88,9 +88,9 @@ pub(super) fn check(
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = common.prompt_logprobs;
     let behind = match (&held, &common.grammar) {
-        (Some(_), _) => Behind::Calls,
-        (None, Some(_)) => Behind::Grammar,
-        (None, None) => Behind::Free,
+        (Some(_), _) => AfterReasoning::Calls,
+        (None, Some(_)) => AfterReasoning::Grammar,
+        (None, None) => AfterReasoning::Free,
     };
     sampling.reasoning = reasoning::before(model, most_reasoning, behind)?;
     let job = Job {

@@ -24,7 +24,7 @@ pub(crate) struct TurnLimits {
 
 /// All turns at one kind of work.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct TenantTurns {
     limits: TurnLimits,
     inner: Mutex<Inner>,
 }
@@ -38,7 +38,7 @@ struct Inner {
 }
 
 /// Of one tenant, in the order of their coming.
-type Waiting = VecDeque<oneshot::Sender<Turn>>;
+type Waiting = VecDeque<oneshot::Sender<TenantTurn>>;
 
 /// What waits of one of them.
 #[derive(Debug)]
@@ -49,12 +49,12 @@ struct Of<T> {
 
 /// A turn, until this drops.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct TenantTurn {
     /// `None` once it was passed on.
-    turns: Option<Arc<Turns>>,
+    turns: Option<Arc<TenantTurns>>,
 }
 
-impl Turns {
+impl TenantTurns {
     pub(crate) fn new(limits: TurnLimits) -> Arc<Self> {
         Arc::new(Self { limits, inner: Mutex::default() })
     }
@@ -66,12 +66,12 @@ impl Turns {
     ///
     /// # Cancel safety
     /// A dropped call waits no longer. A turn that it was just given goes to the next one.
-    pub(crate) async fn take(self: &Arc<Self>, holder: Holder) -> Result<Turn, RouteError> {
+    pub(crate) async fn take(self: &Arc<Self>, holder: Holder) -> Result<TenantTurn, RouteError> {
         let answer = {
             let mut inner = self.inner();
             if inner.taken < self.limits.at_once {
                 inner.taken += 1;
-                return Ok(Turn { turns: Some(Arc::clone(self)) });
+                return Ok(TenantTurn { turns: Some(Arc::clone(self)) });
             }
             inner.forget_the_gone();
             let full = |waiting, most| waiting >= most;
@@ -94,7 +94,7 @@ impl Turns {
 
     /// A turn ended: the next one waiting has it.
     fn pass_on(self: Arc<Self>) {
-        let mut turn = Turn { turns: Some(Arc::clone(&self)) };
+        let mut turn = TenantTurn { turns: Some(Arc::clone(&self)) };
         loop {
             let mut inner = self.inner();
             let Some(next) = inner.next() else {
@@ -112,7 +112,7 @@ impl Turns {
 }
 
 impl Inner {
-    fn wait(&mut self, holder: Holder, turn: oneshot::Sender<Turn>) {
+    fn wait(&mut self, holder: Holder, turn: oneshot::Sender<TenantTurn>) {
         self.waiting += 1;
         let of_address = entry(&mut self.addresses, first_of(holder));
         entry(of_address, holder.tenant).push_back(turn);
@@ -125,7 +125,7 @@ impl Inner {
     }
 
     /// Whose turn it is. The address and the tenant are the last ones of theirs from now on.
-    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+    fn next(&mut self) -> Option<oneshot::Sender<TenantTurn>> {
         let mut address = self.addresses.pop_front()?;
         let mut tenant = address.waits.pop_front()?;
         let turn = tenant.waits.pop_front()?;
@@ -166,7 +166,7 @@ fn entry<T: Default>(list: &mut VecDeque<Of<T>>, who: u64) -> &mut T {
     &mut list[place].waits
 }
 
-impl Drop for Turn {
+impl Drop for TenantTurn {
     fn drop(&mut self) {
         if let Some(turns) = self.turns.take() {
             turns.pass_on();
@@ -183,12 +183,12 @@ mod tests {
 
     use super::*;
 
-    type Asking = Pin<Box<dyn Future<Output = Result<Turn, RouteError>>>>;
+    type Asking = Pin<Box<dyn Future<Output = Result<TenantTurn, RouteError>>>>;
 
-    fn turns(at_once: usize) -> Arc<Turns> {
+    fn turns(at_once: usize) -> Arc<TenantTurns> {
         let limits =
             TurnLimits { at_once, waiting: 8, waiting_of_tenant: 4, what: "work that waits" };
-        Turns::new(limits)
+        TenantTurns::new(limits)
     }
 
     fn of(address: u64, tenant: u64) -> Holder {
@@ -196,24 +196,24 @@ mod tests {
     }
 
     /// It waits from now on.
-    fn waits(turns: &Arc<Turns>, holder: Holder) -> Asking {
+    fn waits(turns: &Arc<TenantTurns>, holder: Holder) -> Asking {
         let turns = Arc::clone(turns);
         let mut waiting: Asking = Box::pin(async move { turns.take(holder).await });
         assert!((&mut waiting).now_or_never().is_none(), "all turns are taken");
         waiting
     }
 
-    fn now(turns: &Arc<Turns>, holder: Holder) -> Result<Turn, RouteError> {
+    fn now(turns: &Arc<TenantTurns>, holder: Holder) -> Result<TenantTurn, RouteError> {
         turns.take(holder).now_or_never().expect("it does not wait")
     }
 
     /// In which order these get their turns, one after the other.
-    fn order(first: Turn, mut waiting: Vec<Asking>) -> Vec<usize> {
+    fn order(first: TenantTurn, mut waiting: Vec<Asking>) -> Vec<usize> {
         let (mut turn, mut order) = (first, Vec::new());
         while order.len() < waiting.len() {
             drop(turn);
             let ready = waiting.iter_mut().enumerate().filter(|(i, _)| !order.contains(i));
-            let mut got: Vec<(usize, Turn)> = ready
+            let mut got: Vec<(usize, TenantTurn)> = ready
                 .filter_map(|(i, one)| Some((i, one.as_mut().now_or_never()?.unwrap())))
                 .collect();
             assert_eq!(got.len(), 1, "one at a time");

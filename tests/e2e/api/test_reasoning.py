@@ -116,8 +116,9 @@ def test_a_call_that_has_to_be_stands_behind_the_thought(server: Server, prompt:
             seed=seed,
         )
         assert finish == "tool_calls"
-        assert counted <= 6
-        assert (counted > 0) == (prompt == "think"), "nothing opens it but the prompt"
+        # the marker that the model may begin with, five, and the marker that ends them
+        assert counted <= (6 if prompt == "think" else 7)
+        assert counted > 0 or prompt == "talk", "the prompt has opened it"
         assert message["content"] is None
         function = message["tool_calls"][0]["function"]
         assert function["name"] == "weather"

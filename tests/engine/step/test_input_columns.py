@@ -161,6 +161,10 @@ def test_a_step_that_ends(seed: int) -> None:
         ended[row] = end != 0 or count == 0
         if count:
             newest[row] = told[last - 1]
+    put_off = [place for place, count in enumerate(counts.tolist()) if count == 0][::2]
+    for row in sampled_of[put_off].tolist():
+        facts[2, row] -= 1
+        ended[row] = False
     cut, penalised = columns.core.settle(
         of,
         known,
@@ -168,6 +172,7 @@ def test_a_step_that_ends(seed: int) -> None:
         rows=rows,
         drafts=drafts,
         ids=ids,
+        put_off=put_off,
         most_stops=2,
         more_stops=more_stops,
     )
@@ -320,6 +325,7 @@ def test_a_batch_row_that_is_not_there_is_refused(row: int) -> None:
             rows=each,
             drafts=np.zeros(len(each), np.int32),
             ids=each,
+            put_off=[],
             most_stops=1,
             more_stops={},
         )

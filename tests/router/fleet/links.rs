@@ -214,11 +214,11 @@ async fn the_name_of_a_living_worker_is_given_to_nobody() {
 
 #[tokio::test]
 async fn a_link_that_is_dead_and_does_not_know_it_is_replaced_after_four_heartbeats() {
-    // it is suspect for seven heartbeats: long enough for this test to see it ready before
-    let app = start_router(|args| args.heartbeat_ms = 300).await;
+    // it is ready for three heartbeats, in which this test has to have a turn
+    let app = start_router(|args| args.heartbeat_ms = 1_000).await;
     let mut first = Behaviour { lives: false, ..Behaviour::new("w1") }.ready(&app).await;
     let refuse = Behaviour::new("w1").join(&app).await.unwrap_err();
-    let expected = (RefuseReason::NameTaken, Some(300));
+    let expected = (RefuseReason::NameTaken, Some(1_000));
     assert_eq!((refuse.reason, refuse.retry_after_ms), expected);
     let _second = Behaviour::new("w1").join_when_free(&app).await;
     let mut pings = 0;

@@ -49,8 +49,8 @@ pub struct Reasoning {
     pub ends_too: Vec<u32>,
 }
 
-/// Most tokens of `Reasoning.begin`, and of `end`. A guess: the markers of models are single tokens or short texts.
-pub const MAX_MARKER_TOKENS: usize = 32;
+/// Most tokens of `Reasoning.begin`, and of `end`. A guess: the markers of models are single tokens or texts of some 50 characters, which a model may have to write one by one.
+pub const MAX_MARKER_TOKENS: usize = 64;
 
 /// What a worker spent on grammars since its start, sent where it has changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -57,7 +57,7 @@ pub(super) fn take_budget(
 
 /// What the answer follows behind its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Behind {
+pub(super) enum AfterReasoning {
     /// Nothing.
     Free,
     /// The client's grammar.
@@ -73,21 +73,21 @@ pub(super) enum Behind {
 pub(super) fn before(
     model: &ModelFacts,
     most: Option<u32>,
-    behind: Behind,
+    behind: AfterReasoning,
 ) -> Result<Option<Reasoning>, RouteError> {
-    if most.is_none() && behind == Behind::Free {
+    if most.is_none() && behind == AfterReasoning::Free {
         return Ok(None);
     }
     let reasoning = match (&model.reasoning, &model.channels, behind) {
         (Some(reasoning), _, _) => reasoning.clone(),
-        (None, Some(_), Behind::Calls) if most.is_some() => {
+        (None, Some(_), AfterReasoning::Calls) if most.is_some() => {
             let why = "this model's calls are messages among its reasoning, and here they are held to schemas; leave the budget out, or `strict` and `tool_choice`";
             return Err(unsupported("max_reasoning_tokens", why));
         }
-        (None, None, _) | (None, Some(_), Behind::Calls) => return Ok(None),
-        (None, Some(channels), Behind::Free) => channels.clone(),
+        (None, None, _) | (None, Some(_), AfterReasoning::Calls) => return Ok(None),
+        (None, Some(channels), AfterReasoning::Free) => channels.clone(),
         // messages of another channel are no answer to the grammar
-        (None, Some(channels), Behind::Grammar) => {
+        (None, Some(channels), AfterReasoning::Grammar) => {
             Reasoning { ends_too: Vec::new(), ..channels.clone() }
         }
     };
@@ -181,16 +181,16 @@ mod tests {
         assert_eq!(budget(&ModelFacts::default(), json!(null)), Some(None));
         let limited = Reasoning { max_tokens: Some(5), ..reasoning.clone() };
         for (most, behind, want) in [
-            (None, Behind::Free, None),
-            (None, Behind::Grammar, Some(reasoning.clone())),
-            (None, Behind::Calls, Some(reasoning)),
-            (Some(5), Behind::Free, Some(limited.clone())),
-            (Some(5), Behind::Grammar, Some(limited.clone())),
-            (Some(5), Behind::Calls, Some(limited)),
+            (None, AfterReasoning::Free, None),
+            (None, AfterReasoning::Grammar, Some(reasoning.clone())),
+            (None, AfterReasoning::Calls, Some(reasoning)),
+            (Some(5), AfterReasoning::Free, Some(limited.clone())),
+            (Some(5), AfterReasoning::Grammar, Some(limited.clone())),
+            (Some(5), AfterReasoning::Calls, Some(limited)),
         ] {
             assert_eq!(before(&thinker, most, behind).unwrap(), want, "{most:?} {behind:?}");
         }
-        assert_eq!(before(&ModelFacts::default(), None, Behind::Grammar).unwrap(), None);
+        assert_eq!(before(&ModelFacts::default(), None, AfterReasoning::Grammar).unwrap(), None);
     }
 
     #[test]
@@ -198,12 +198,12 @@ mod tests {
         let channels = Reasoning { end: vec![4], ends_too: vec![6], ..Reasoning::default() };
         let model = ModelFacts { channels: Some(channels.clone()), ..ModelFacts::default() };
         let limited = Reasoning { max_tokens: Some(2), ..channels };
-        assert_eq!(before(&model, Some(2), Behind::Free).unwrap(), Some(limited.clone()));
+        assert_eq!(before(&model, Some(2), AfterReasoning::Free).unwrap(), Some(limited.clone()));
         let held = Some(Reasoning { ends_too: vec![], ..limited });
-        assert_eq!(before(&model, Some(2), Behind::Grammar).unwrap(), held);
-        assert_eq!(before(&model, None, Behind::Free).unwrap(), None);
-        assert_eq!(before(&model, None, Behind::Calls).unwrap(), None);
-        match before(&model, Some(2), Behind::Calls) {
+        assert_eq!(before(&model, Some(2), AfterReasoning::Grammar).unwrap(), held);
+        assert_eq!(before(&model, None, AfterReasoning::Free).unwrap(), None);
+        assert_eq!(before(&model, None, AfterReasoning::Calls).unwrap(), None);
+        match before(&model, Some(2), AfterReasoning::Calls) {
             Err(RouteError::BadRequest { param, .. }) => {
                 assert_eq!(param.as_deref(), Some("max_reasoning_tokens"));
             }

@@ -14,9 +14,9 @@ pub(super) enum Symbol {
 
 /// The tokens of a model as symbols; where it is not known what they write, each is one for itself.
 #[derive(Debug, Clone)]
-pub(super) struct Symbols(Option<Arc<GrammarTokens>>);
+pub(super) struct MarkerSymbols(Option<Arc<GrammarTokens>>);
 
-impl Symbols {
+impl MarkerSymbols {
     pub(super) fn new(tokens: Option<Arc<GrammarTokens>>) -> Self {
         Self(tokens)
     }
@@ -58,7 +58,7 @@ pub(super) struct Marker {
 }
 
 impl Marker {
-    pub(super) fn new(tokens: &[u32], symbols: &Symbols) -> Self {
+    pub(super) fn new(tokens: &[u32], symbols: &MarkerSymbols) -> Self {
         let text: Vec<Symbol> = tokens.iter().flat_map(|token| symbols.of(*token)).collect();
         let longer = match text.last() {
             Some(Symbol::Byte(byte)) => symbols.holding(*byte),
@@ -79,12 +79,12 @@ impl Marker {
     }
 
     /// The token that writes the most of what is lacking.
-    pub(super) fn next(&self, matched: usize, symbols: &Symbols) -> Option<u32> {
+    pub(super) fn next(&self, matched: usize, symbols: &MarkerSymbols) -> Option<u32> {
         symbols.beginning(self.rest(matched)).pop()
     }
 
     /// From each of its places there is a way to its end.
-    pub(super) fn can_be_written(&self, symbols: &Symbols) -> bool {
+    pub(super) fn can_be_written(&self, symbols: &MarkerSymbols) -> bool {
         (0..self.len()).all(|at| self.next(at, symbols).is_some())
     }
 
@@ -104,7 +104,7 @@ impl Marker {
     }
 
     /// This token ends it and says more, so that what is more could not be told from what was before.
-    pub(super) fn is_passed_by(&self, token: u32, matched: usize, symbols: &Symbols) -> bool {
+    pub(super) fn is_passed_by(&self, token: u32, matched: usize, symbols: &MarkerSymbols) -> bool {
         let mut matched = matched;
         let text = symbols.of(token);
         let last = text.len() - 1;
@@ -121,7 +121,7 @@ impl Marker {
     pub(super) fn passed_by<'a>(
         &'a self,
         matched: usize,
-        symbols: &'a Symbols,
+        symbols: &'a MarkerSymbols,
     ) -> impl Iterator<Item = u32> + 'a {
         let longer = self.longer.iter().copied();
         longer.filter(move |token| self.is_passed_by(*token, matched, symbols))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::marker::{Marker, Symbol, Symbols};
+use super::marker::{Marker, MarkerSymbols, Symbol};
 use super::vocabulary::GrammarTokens;
 use crate::core::frame::Reasoning;
 
@@ -31,7 +31,7 @@ pub struct ReasoningRules {
     /// So much of `end` stands at the end of the prompt.
     begun: usize,
     max_tokens: Option<u32>,
-    symbols: Symbols,
+    symbols: MarkerSymbols,
 }
 
 impl ReasoningRules {
@@ -39,7 +39,7 @@ impl ReasoningRules {
     /// no tokens write them.
     #[must_use]
     pub fn new(reasoning: &Reasoning, tokens: Option<Arc<GrammarTokens>>) -> Option<Self> {
-        let symbols = Symbols::new(tokens);
+        let symbols = MarkerSymbols::new(tokens);
         let marker = |tokens: &[u32]| Marker::new(tokens, &symbols);
         let begun = reasoning.end.iter().take(reasoning.begun as usize);
         let rules = Self {
