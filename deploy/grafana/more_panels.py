@@ -334,7 +334,7 @@ GROUPS = Row(
         ),
         Panel(
             title="Grammars put off",
-            about="Answers that got no token in a step, as their masks were too much work for it; grammars that were not compiled.",
+            about="Answers without a token in a step, as their masks were too much work; grammars not compiled.",
             queries=(
                 Query(
                     rate("headrace_worker_grammar_put_off_total", OF_MODEL, by="worker"),

@@ -1,4 +1,4 @@
-"""Two kinds of step are timed before anybody is served: an answer's, and that of the longest prompt there is time for."""
+"""Two kinds of step are timed before anybody is served: an answer's, and the longest prompt there is time for."""
 
 from __future__ import annotations
 
