@@ -515,8 +515,8 @@ def invalid() -> list[dict[str, str]]:
         ("reasoning without an end", reasoned(b"\x90", b"\x90"), "malformed", "submit.sampling.reasoning.end"),
         ("reasoning ending in text", reasoned(b"\x90", b"\x91\xa1x"), "malformed", "submit.sampling.reasoning.end[0]"),
         (
-            "reasoning that begins with 33 tokens",
-            reasoned(b"\xdc\x00\x21" + b"\x01" * 33, b"\x91\x05"),
+            "reasoning that begins with 65 tokens",
+            reasoned(b"\xdc\x00\x41" + b"\x01" * 65, b"\x91\x05"),
             "malformed",
             "submit.sampling.reasoning.begin",
         ),
@@ -533,8 +533,8 @@ def invalid() -> list[dict[str, str]]:
             "submit.sampling.reasoning.begun",
         ),
         (
-            "reasoning that ends with 33 tokens, too",
-            reasoned(b"\x90", b"\x91\x05", ends_too=b"\xdc\x00\x21" + b"\x01" * 33),
+            "reasoning that ends with 65 tokens, too",
+            reasoned(b"\x90", b"\x91\x05", ends_too=b"\xdc\x00\x41" + b"\x01" * 65),
             "malformed",
             "submit.sampling.reasoning.ends_too",
         ),

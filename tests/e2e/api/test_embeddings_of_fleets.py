@@ -29,7 +29,8 @@ def vectors(server: Server, texts: list[str], **more: Any) -> NDArray[np.float32
 @pytest.mark.real_model
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_a_worker_that_dies_takes_no_vector_with_it(pooling: str) -> None:
-    with serving(None, "--workers", "2") as server:
+    # a slow machine may compute all of it on one worker: nobody gives up meanwhile
+    with serving(None, "--workers", "2", "--queue-timeout-ms", "120000") as server:
         expected = vectors(server, TEXTS, pooling=pooling)
         found: list[NDArray[np.float32]] = []
         salt = {"cache_salt": "computed anew"}
