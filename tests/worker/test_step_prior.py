@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -157,7 +157,7 @@ def test_a_key_that_a_later_version_adds_does_not_harm(tmp_path: Path) -> None:
 
 
 @contextmanager
-def not_writable(folder: Path) -> Iterator[None]:
+def not_writable(folder: Path) -> Generator[None]:
     folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         yield

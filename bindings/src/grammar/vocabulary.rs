@@ -17,6 +17,9 @@ const KNOWN_GRAMMARS: usize = 64;
 /// What all grammars of a worker and the answers that follow them may hold: 25 grammars of the largest kind. A guess.
 const MEMORY_BYTES: u64 = 1 << 30;
 
+/// Of `Reasoning`, in the order of its fields.
+type ReasoningFields = (Vec<u32>, Vec<u32>, Option<u32>, u32, Vec<u32>);
+
 #[pyclass(frozen, module = "headrace._core")]
 pub(crate) struct GrammarVocabulary {
     vocabulary: Arc<GrammarTokens>,
@@ -186,7 +189,7 @@ impl AnswerRules {
     #[pyo3(signature = (grammar, reasoning=None, vocabulary=None))]
     fn new(
         grammar: Option<&CompiledGrammar>,
-        reasoning: Option<(Vec<u32>, Vec<u32>, Option<u32>, u32, Vec<u32>)>,
+        reasoning: Option<ReasoningFields>,
         vocabulary: Option<&GrammarVocabulary>,
     ) -> PyResult<Self> {
         let reasons = |(begin, end, max_tokens, begun, ends_too)| {

@@ -130,7 +130,7 @@ fn a_socket_of_clients_is_tcp_and_one_of_operators_is_private() {
     let as_role = |role| args_with(vec![passed_at(role, socket.try_clone().unwrap()).unwrap()]);
     set(0o600);
     let own = format!("unix:{}", path.display());
-    assert_eq!(as_role(SocketRole::Operators).unwrap().admin_listen, [own.clone()]);
+    assert_eq!(as_role(SocketRole::Operators).unwrap().admin_listen, std::slice::from_ref(&own));
     assert_eq!(as_role(SocketRole::Workers).unwrap().worker_listen, own);
     assert!(as_role(SocketRole::Clients).unwrap_err().to_string().contains("pass one of TCP"));
     for mode in [0o666, 0o660, 0o606, 0o601] {
