@@ -45,13 +45,13 @@ def test_what_answers_hold_is_given_back_when_they_end_or_are_cancelled() -> Non
     running = engine.grammar_totals.memory_bytes
     assert running > compiled > 0
     run(engine)
-    kept = known.memory_bytes
+    kept = known.memory_bytes  # the thread of masks may hold an answer that has ended
     assert kept < running + 2_000_000
     alone = an_engine(known)
     alone.submit(a_submit(3, SMALL, max_tokens=3))
     run(alone)
-    # the toy answers have ended: of them nothing is held but what the grammars learned
-    assert known.memory_bytes <= kept + 1000
+    # the toy answers have ended: of them nothing is held but what the grammars learned, once the thread of masks lets go
+    eventually(lambda: known.memory_bytes <= kept + 1000, lambda: f"{known.memory_bytes} of {kept}")
 
 
 def test_a_grammar_is_refused_while_those_in_use_hold_too_much_and_taken_later() -> None:
