@@ -28,7 +28,9 @@ from headrace.models.load.source import resolve
 
 STEP_MS = 20.0
 EVENTS = 128
-WAIT_LIMIT_S = 300
+WAIT_LIMIT_S = 60
+WAITING_STEP_MS = 1000.0
+WAITING_TOKENS = "200"  # none ends before all have begun
 
 
 def writes(bench: Path, streams: int) -> float:
@@ -105,11 +107,11 @@ def begun(running: Stack) -> int:
 def waiting(binaries: Path, doc: Path, folder: Path, streams: int) -> float:
     """KiB of a router's memory for a stream that waits for its next token."""
     folder.mkdir()
-    with stack(binaries, doc, 1, 20_000.0, folder) as one:
+    with stack(binaries, doc, 1, WAITING_STEP_MS, folder) as one:
         load(binaries, one, "-n", "1", "-c", "1", "--max-tokens", "1", "--chat")
         before, others = resident(one), begun(one)
         command = [binaries / "headrace-bench", "load", "--json", "-", "--target", one.address]
-        command += ["-n", str(streams), "-c", str(streams), "--max-tokens", "20", "--chat"]
+        command += ["-n", str(streams), "-c", str(streams), "--max-tokens", WAITING_TOKENS, "--chat"]
         clients = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + WAIT_LIMIT_S
@@ -133,7 +135,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--streams", type=int, default=512)
-    parser.add_argument("--waiting", type=int, default=4096)
+    parser.add_argument("--waiting", type=int, default=2048)
     args = parser.parse_args()
     routers: dict[str, Path] = {"router": args.bin}
     if args.before is not None:
