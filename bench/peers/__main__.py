@@ -122,7 +122,7 @@ def main() -> None:
                     },
                     "not_installed": missing,
                     "descriptors": limit,
-                    "rounds": args.rounds,
+                    "rounds": 1 + runs[-1].round,  # that have begun
                     "seconds": args.seconds,
                     "cases": {case.name: case.what for case in args.cases},
                     "summary": summary(rows, own_engines),

@@ -29,6 +29,7 @@ from bench.peers.processes import tree
 START_LIMIT_S = 90.0
 WORKERS = 2
 BLOCK_TOKENS = 16
+TOKENS_A_WORD = 1.86  # of the prompts of `bench load`, with the tokenizer of the default model
 MODEL = "mock"
 PORTS = (20_000, 32_000)  # below those that the system gives to clients
 UNEVEN = 1.3  # the most streams that a process of nginx gets, over the mean; a guess
@@ -226,7 +227,8 @@ class Headrace(System):
     def blocks(case: Case) -> int:
         if not case.shared:
             return 1 << 20
-        return CACHED_PREFIXES * math.ceil((case.shared + case.words) / BLOCK_TOKENS)
+        tokens = TOKENS_A_WORD * (case.shared + case.words)
+        return CACHED_PREFIXES * math.ceil(tokens / BLOCK_TOKENS)
 
     @staticmethod
     def all_there(address: str) -> bool | None:

@@ -114,11 +114,12 @@ async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
-    use tokio::time::{Instant, sleep};
+    use tokio::time::{Instant, advance, sleep};
 
     use super::*;
     use crate::config::{Config, RouterArgs};
@@ -189,6 +190,35 @@ mod tests {
         assert!(text.starts_with("HTTP/1.1 408") && text.contains("headers_too_slow"), "{text}");
         assert_eq!(seconds, limit);
         assert!(slow_headers(&clients));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_came_in_time_is_answered_however_late_its_turn_is() {
+        let clients = clients().await;
+        for _ in 0..16 {
+            // were it left to chance, one of these would be cut off
+            let (socket, mut client) = socket::pair().await;
+            client.write_all(HEALTH).await.unwrap();
+            poll_fn(|context| {
+                let wire = socket.wire();
+                wire.stream.plain().expect("no TLS").poll_read_ready(context)
+            })
+            .await
+            .unwrap();
+            advance(2 * clients.app.config.http.header_timeout).await;
+            let answering = async {
+                let socket = socket;
+                talk(&socket, &clients).await;
+            };
+            let reading = async {
+                let mut start = [0; 12];
+                let _ = client.read_exact(&mut start).await;
+                drop(client);
+                start
+            };
+            let (_, start) = tokio::join!(answering, reading);
+            assert_eq!(&start, b"HTTP/1.1 200");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -110,6 +110,7 @@ async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End 
             answer.map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))
         });
         tokio::select! {
+            biased; // what has come is read first: a router that has much to do may be later than the client
             turn = turn => match turn {
                 Some(answer) => break answer,
                 None => return End::Closed,

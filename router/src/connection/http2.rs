@@ -61,6 +61,7 @@ pub(super) async fn serve(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clien
     let mut draining = false;
     loop {
         tokio::select! {
+            biased; // what has come is read first, as for HTTP/1
             request = connection.accept() => match request {
                 Some(Ok((request, respond))) => take(&mut answers, request, respond, socket, clients),
                 Some(Err(_)) | None => return,

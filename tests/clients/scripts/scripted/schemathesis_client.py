@@ -37,7 +37,7 @@ def document():
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     print(ran.stdout[-6000:], file=sys.stderr)
     assert ran.returncode == 0, ran.stdout[-280:]
