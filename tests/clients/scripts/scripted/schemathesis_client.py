@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rows import MODEL, URL, feature
 
-CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+# Some of what the document allows is refused: rules of two fields, texts without tokens, ids of other models.
+LEFT_OUT = "positive_data_acceptance"
 
 
 @feature("document")
@@ -19,18 +20,20 @@ def document():
         document = json.load(answer)
     for name, schema in document["components"]["schemas"].items():
         if name.endswith("Request") and "model" in schema["properties"]:
-            schema["properties"]["model"] = {"const": MODEL}
+            may_be_null = "null" in schema["properties"]["model"].get("type", "")
+            schema["properties"]["model"] = {"enum": [MODEL, None] if may_be_null else [MODEL]}
     folder = Path(tempfile.mkdtemp())
     (folder / "openapi.json").write_text(json.dumps(document))
     ran = subprocess.run(
         [
             str(Path(sys.executable).with_name("schemathesis")),
-            *("run", str(folder / "openapi.json"), "--url", URL, "--checks", CHECKS),
+            *("run", str(folder / "openapi.json"), "--url", URL),
+            *("--checks", "all", "--exclude-checks", LEFT_OUT),
             *(
                 "--max-examples",
                 os.environ.get("EXAMPLES", "10"),
                 "--phases",
-                "examples,coverage,fuzzing",
+                "examples,coverage,fuzzing,stateful",
             ),
             *("--exclude-path-regex", "/drain$", "--seed", "1", "--no-color"),
         ],
