@@ -17,7 +17,9 @@ use crate::limits::key_ring::{KeyRing, KeysShown};
 use crate::limits::memory::Memory;
 use crate::limits::shares::Shares;
 use crate::log::LostLines;
+use crate::log::requests::RequestLog;
 use crate::metrics::{Exposition, Metrics, Tasks, ThisProcess};
+use crate::process::feed::Feed;
 use crate::response_store::ResponseStore;
 
 /// The router without its HTTP server. Tests and `http::app` need no more.
@@ -37,6 +39,10 @@ pub struct App {
     pub(crate) memory: Memory,
     /// Responses that clients may ask for again.
     pub(crate) responses: ResponseStore,
+    /// Told of every request that ends.
+    pub(crate) request_log: Arc<RequestLog>,
+    /// What the dashboard shows, for all who look at it.
+    pub(crate) feed: Feed,
     /// All that `/metrics` shows.
     exposed: MetricRegistry,
     metrics_pages: Mutex<HashMap<Exposition, (Instant, Bytes)>>,
@@ -69,6 +75,7 @@ impl App {
             })?;
         let fleet = fleet::start(&config, Arc::clone(&metrics)).await?;
         let bounds = config.bounds;
+        let request_log = Arc::new(RequestLog::new(&config.log));
         let keys = KeyRing::new(&config.http.access);
         let exposed = exposed(&metrics, &fleet, &keys);
         let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
@@ -81,6 +88,8 @@ impl App {
             keys,
             memory,
             responses,
+            request_log,
+            feed: Feed::default(),
             exposed,
             metrics_pages: Mutex::default(),
         }))

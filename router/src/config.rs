@@ -196,6 +196,10 @@ pub struct LogConfig {
     pub filter: String,
     /// JSON lines rather than text.
     pub json: bool,
+    /// Lines about requests that ended, at most: of those that finished, and as many of those that failed. 0 writes none.
+    pub requests_per_s: u32,
+    /// Lines about requests have the end of the prompt.
+    pub prompts: bool,
 }
 
 /// Text that no log may show.
@@ -302,6 +306,7 @@ impl TryFrom<RouterArgs> for Config {
                 &format!("it must be more than three heartbeats ({} ms)", 3 * args.heartbeat_ms),
             ));
         }
+        let log = log::check(&args)?;
         let http = HttpConfig {
             host: args.host,
             port: args.port,
@@ -357,7 +362,7 @@ impl TryFrom<RouterArgs> for Config {
             policy: policy("policy", &args.policy)?,
             routing,
             drain_timeout: Duration::from_millis(args.drain_timeout_ms),
-            log: log::check(&args.log_level, &args.log_format)?,
+            log,
             service,
         })
     }

@@ -61,6 +61,11 @@ impl Decisions {
         recent.decisions.iter().filter(asked).cloned().collect()
     }
 
+    /// The latest ones, the newest first.
+    pub(crate) fn latest(&self, count: usize) -> Vec<Remembered> {
+        self.recent().decisions.iter().rev().take(count).cloned().collect()
+    }
+
     fn recent(&self) -> MutexGuard<'_, Recent> {
         // the oldest may be counted once too often after a panic: no more than that
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)

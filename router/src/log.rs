@@ -6,9 +6,12 @@
 //! at the end without a word.
 
 mod lines;
+pub(crate) mod rate;
+pub(crate) mod requests;
 mod stderr;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::panic::PanicHookInfo;
@@ -128,7 +131,7 @@ struct ToLines;
 impl io::Write for ToLines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if let Some(lines) = LINES.get() {
-            lines.push(line);
+            lines.push(&one_line(line));
         }
         Ok(line.len())
     }
@@ -146,6 +149,32 @@ impl MakeWriter<'_> for ToLines {
     }
 }
 
+/// Longest line, in bytes: a backtrace fits. What workers and clients say is a part of some.
+const LINE_BYTES: usize = 16 << 10;
+/// Stands before what follows a line's first part, so that no text of a stranger passes for a line of its own.
+const CONTINUED: &[u8] = b"\n    | ";
+
+/// An event as one line: bounded, and whatever looks like further lines is marked as a part of it.
+fn one_line(event: &[u8]) -> Cow<'_, [u8]> {
+    let text = event.strip_suffix(b"\n").unwrap_or(event);
+    if text.len() <= LINE_BYTES && !text.iter().any(|byte| matches!(byte, b'\n' | b'\r')) {
+        return event.into();
+    }
+    let mut line = Vec::with_capacity(text.len().min(LINE_BYTES) + 64);
+    for byte in &text[..text.len().min(LINE_BYTES)] {
+        match byte {
+            b'\n' => line.extend_from_slice(CONTINUED),
+            b'\r' => line.extend_from_slice(b"\\r"),
+            byte => line.push(*byte),
+        }
+    }
+    if text.len() > LINE_BYTES {
+        line.extend_from_slice(b"...");
+    }
+    line.push(b'\n');
+    line.into()
+}
+
 #[cfg(test)]
 mod tests {
     use prometheus_client::registry::Registry;
@@ -161,5 +190,15 @@ mod tests {
         let text = Exposition::Text.render(&registry);
         assert!(text.contains("{why=\"too_slow\"} 3\n"), "{text}");
         assert!(text.contains("{why=\"write_failed\"} 5\n"), "{text}");
+    }
+
+    #[test]
+    fn an_event_is_one_line_whatever_strangers_put_into_it() {
+        let text = |event: &str| String::from_utf8(one_line(event.as_bytes()).into_owned()).unwrap();
+        assert_eq!(text("as it is\n"), "as it is\n");
+        let forged = "a worker said no\n2026-01-01T00:00:00Z  INFO all is well\r\n";
+        assert_eq!(text(forged), "a worker said no\n    | 2026-01-01T00:00:00Z  INFO all is well\\r\n");
+        let long = text(&format!("{}\n", "x".repeat(LINE_BYTES + 9)));
+        assert!(long.ends_with("x...\n") && long.len() == LINE_BYTES + 4, "{}", long.len());
     }
 }

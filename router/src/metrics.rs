@@ -8,6 +8,7 @@ mod kinds;
 mod labels;
 mod legs;
 mod links;
+mod recent;
 mod requests;
 mod responses;
 mod scheduling;
@@ -27,6 +28,7 @@ pub use kinds::{Counter, Gauge, Histogram, Labelled, Observations, SecondsCounte
 pub use labels::{ByAnswer, ByOutcome, ByPolicy, ByPull, ByReason, ByResult, ByStage};
 pub use legs::Legs;
 pub use links::Links;
+pub use recent::{Recent, RecentTimes};
 pub use requests::Requests;
 pub use responses::Responses;
 pub use scheduling::Scheduling;
@@ -57,6 +59,8 @@ pub struct Metrics {
     pub links: Links,
     /// Placements, and what they rely on.
     pub scheduling: Scheduling,
+    /// Times of the last requests, for the dashboard; scrapers have the histograms.
+    pub recent: Recent,
 }
 
 impl Metrics {

@@ -2,6 +2,7 @@
 
 pub(crate) mod background;
 pub mod exit;
+pub(crate) mod feed;
 pub(crate) mod lock;
 pub mod notify;
 pub mod runtime;

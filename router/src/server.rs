@@ -2,6 +2,7 @@
 
 mod reload;
 mod service;
+mod summary;
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -26,6 +27,7 @@ use crate::process::stopper::Stopper;
 pub use reload::ReloadRequest;
 use reload::{Watched, keep_fresh};
 use service::keep_told;
+use summary::keep_summing_up;
 
 /// For answers that are cut to end with an error event, and for connections that are hung up on to end.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
@@ -190,6 +192,7 @@ impl Server {
         notifier.ready();
         let telling = keep_told(Arc::clone(&app), Arc::clone(&notifier));
         let telling = AbortOnDropHandle::new(tokio::spawn(telling));
+        let summing_up = AbortOnDropHandle::new(tokio::spawn(keep_summing_up(Arc::clone(&app))));
         accepting.await.expect("accepting does not panic, and nobody aborts it");
         notifier.stopping();
         if shared {
@@ -218,7 +221,7 @@ impl Server {
         }
         let _ = timeout(LAST_EVENTS, operators).await; // hung up on with the rest
         app.fleet.close().await;
-        drop((watching, telling));
+        drop((watching, telling, summing_up));
         tracing::info!("stopped");
     }
 }

@@ -43,7 +43,9 @@ fn a_busy_router() {
             begins.recv().unwrap();
         }
         "panics" => {
-            init_log(&LogConfig { filter: "trace".into(), json: false }).unwrap();
+            let filter = "trace".into();
+            init_log(&LogConfig { filter, json: false, requests_per_s: 20, prompts: false })
+                .unwrap();
             for _ in 0..200 {
                 runtime
                     .block_on(runtime.spawn(async { panic!("{}", "x".repeat(1_000)) }))

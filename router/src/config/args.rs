@@ -341,6 +341,13 @@ pub struct RouterArgs {
     /// Form of the log: lines of text, or lines of JSON.
     #[arg(long, default_value = "text", value_parser = ["text", "json"], help_heading = "Log")]
     pub log_format: String,
+    /// Lines about requests a second, at most: of requests that finished, and as many of those that failed. What is left out
+    /// is counted and told in the line of every ten seconds. 0 writes none.
+    #[arg(long, default_value_t = 20, help_heading = "Log")]
+    pub log_requests_per_s: u32,
+    /// Adds the end of the prompt, 2,000 characters at most, to the lines about requests. Prompts are in no log otherwise.
+    #[arg(long, help_heading = "Log")]
+    pub log_prompts: bool,
 }
 
 fn policies() -> PossibleValuesParser {

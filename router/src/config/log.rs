@@ -4,9 +4,18 @@
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{ConfigError, LogConfig, flag, flag_or_variable};
+use super::{ConfigError, LogConfig, RouterArgs, flag, flag_or_variable};
 
-pub(super) fn check(level: &str, format: &str) -> Result<LogConfig, ConfigError> {
+/// Most lines about requests a second that can be asked for. A guess: no disk of a log wants more.
+const MOST_LINES: u32 = 1_000_000;
+
+pub(super) fn check(args: &RouterArgs) -> Result<LogConfig, ConfigError> {
+    let (level, format, requests_per_s) =
+        (args.log_level.as_str(), args.log_format.as_str(), args.log_requests_per_s);
+    if requests_per_s > MOST_LINES {
+        let problem = format!("{requests_per_s} lines a second are too many");
+        return Err(flag("log-requests-per-s", problem, "take at most 1000000; 0 writes none"));
+    }
     let wrong = |why: &str| {
         let remedy = "take error, warn, info, debug, trace or off, or for parts of it such as \
             info,headrace_router::fleet=debug";
@@ -26,7 +35,7 @@ pub(super) fn check(level: &str, format: &str) -> Result<LogConfig, ConfigError>
             ));
         }
     };
-    Ok(LogConfig { filter, json })
+    Ok(LogConfig { filter, json, requests_per_s, prompts: args.log_prompts })
 }
 
 /// The same filter with the names of levels as `tracing` has them.
@@ -53,11 +62,24 @@ fn name(level: &str) -> &str {
 mod tests {
     use super::*;
 
+    fn of_level(level: &str) -> Result<LogConfig, ConfigError> {
+        check(&RouterArgs { log_level: level.into(), ..RouterArgs::default() })
+    }
+
+    #[test]
+    fn requests_have_some_lines_a_second_and_prompts_are_in_none_unless_asked_for() {
+        let config = check(&RouterArgs::default()).unwrap();
+        assert_eq!((config.requests_per_s, config.prompts, config.json), (20, false, false));
+        let many = RouterArgs { log_requests_per_s: 1_000_001, ..RouterArgs::default() };
+        let error = check(&many).unwrap_err().to_string();
+        assert!(error.starts_with("--log-requests-per-s: 1000001"), "{error}");
+    }
+
     #[test]
     fn a_word_that_is_no_level_is_refused_and_does_not_silence_the_log() {
         for wrong in ["foo", "warnign", "info,foo", "foo,h2=debug", "headrace_router", "info,h2=x"]
         {
-            let error = check(wrong, "text").unwrap_err().to_string();
+            let error = of_level(wrong).unwrap_err().to_string();
             assert!(error.starts_with("--log-level: ") && error.contains(wrong), "{error}");
             assert!(error.contains("; take error, warn,"), "{error}");
         }
@@ -75,7 +97,7 @@ mod tests {
             ("info,[request{a}]=debug", "info,[request{a}]=debug"),
             ("[request]", "[request]"),
         ] {
-            assert_eq!(check(level, "text").unwrap().filter, filter);
+            assert_eq!(of_level(level).unwrap().filter, filter);
         }
     }
 }

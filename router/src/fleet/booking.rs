@@ -70,6 +70,12 @@ impl Reservation {
         self.prefill.as_ref().map(|prefill| prefill.place.link.worker.as_str())
     }
 
+    /// The number by which that worker knows the request.
+    #[must_use]
+    pub(crate) fn leg(&self) -> u64 {
+        self.decode.request.0
+    }
+
     /// How it came about.
     #[must_use]
     pub(crate) fn decision(&self) -> &Arc<Decision> {

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod descriptions;
+mod glance;
 mod groups;
 mod joining;
 mod members;
@@ -13,6 +14,7 @@ mod sweep;
 mod views;
 mod waiting;
 
+pub(crate) use self::glance::FleetGlance;
 pub use self::placing::ServedModel;
 pub(super) use self::reports::Said;
 
@@ -162,6 +164,11 @@ impl Registry {
     /// `ShuttingDown`.
     pub(crate) fn takes_requests(&self) -> Result<(), RouteError> {
         if self.leaves.is_cancelled() { Err(RouteError::ShuttingDown) } else { Ok(()) }
+    }
+
+    /// Is cancelled when no new request is taken any more.
+    pub(crate) fn leaving(&self) -> &CancellationToken {
+        &self.leaves
     }
 
     /// Where workers dial in, with the port that was taken.

@@ -108,6 +108,11 @@ impl Caller {
         scraper || self.is_operator(headers) || self.is_near(headers)
     }
 
+    /// The dashboard is for it; or it may be, once somebody has typed a key of operators there.
+    pub(super) fn may_open_dashboard(&self, headers: &HeaderMap) -> bool {
+        self.admin_keys || self.is_operator(headers)
+    }
+
     /// Whose decisions this request may see.
     ///
     /// # Errors
@@ -177,13 +182,20 @@ impl Access {
             if !(api_keys && is_for_anybody(request, config)) {
                 host::check(authority, &config.hosts)?;
             }
-            if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            if changes(request) || request.uri().path() == DASHBOARD_EVENTS {
                 origin::check(request.headers(), authority, &config.origins)?;
             }
         }
         let peer = request.extensions().get().copied().unwrap_or_default();
         Ok(Caller { key, peer, api_keys, admin_keys })
     }
+}
+
+/// A stream that pages of other origins may not open: they could not read it, but would take the places of those who may.
+pub(super) const DASHBOARD_EVENTS: &str = "/dashboard/events";
+
+fn changes(request: &Request) -> bool {
+    !matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
 /// Clients of OpenAI's API send `Authorization`, those of Anthropic's `X-Api-Key`, and some both, of which one may be
@@ -230,7 +242,9 @@ fn is_for_anybody(request: &Request, config: &AccessConfig) -> bool {
                 | "/docs"
                 | "/docs/page.js"
                 | "/docs/page.css"
-        );
+                | "/"
+        )
+        || (path.starts_with("/dashboard/") && path != DASHBOARD_EVENTS);
     path && matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
@@ -297,8 +311,7 @@ pub(super) async fn require_operator(request: Request, next: Next) -> Response {
         };
         return reject.into_response();
     }
-    let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
-    if changes && !request.headers().contains_key(header::CONTENT_TYPE) {
+    if changes(&request) && !request.headers().contains_key(header::CONTENT_TYPE) {
         return Reject::MediaType { got: "nothing".into() }.into_response();
     }
     next.run(request).await

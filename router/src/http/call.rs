@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
+use tokio::time::Instant;
 
 use crate::app::App;
 use crate::config::Tenant;
@@ -38,6 +39,10 @@ const IGNORED: HeaderName = HeaderName::from_static("x-headrace-ignored");
 const WORKER: HeaderName = HeaderName::from_static("x-headrace-worker");
 /// The worker that computes the prompt, where that is another one.
 const PREFILL_WORKER: HeaderName = HeaderName::from_static("x-headrace-prefill-worker");
+
+/// Left on a response whose request tells the log of its end itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EndTold;
 
 /// One request for a generation, from its headers to those of its answer.
 #[derive(Debug)]
@@ -80,7 +85,12 @@ impl Call {
             account,
             ignored: IgnoredFields::new(app.config.http.unknown_pass),
             cache_of: caller.cache_of(app),
-            request_trace: RequestTrace::explaining(request_id(request), slo, explain),
+            request_trace: RequestTrace::logged(
+                request_id(request),
+                slo,
+                explain,
+                &app.request_log,
+            ),
             metrics: Arc::clone(&app.metrics),
         })
     }
@@ -139,10 +149,13 @@ impl Call {
             if let Reject::Route(error) = &reject {
                 self.request_trace.failed(error);
             } else {
-                self.request_trace.refused();
+                let (code, why) = reject.code_and_message();
+                self.request_trace.refused(code.unwrap_or("bad_request"), why);
             }
             reject.into_response()
         });
+        self.request_trace.replied(response.status().as_u16());
+        response.extensions_mut().insert(EndTold);
         let headers = response.headers_mut();
         if let Some(value) = server_timing(&self.request_trace.stages()) {
             headers.insert(SERVER_TIMING, value);
@@ -180,6 +193,7 @@ pub(super) fn owner_of(request: &Request) -> Result<OwnerId, RouteError> {
 fn observe_tpot(metrics: &Metrics, tpot: Option<Duration>) {
     if let Some(tpot) = tpot {
         metrics.requests.tpot_seconds.observe(tpot);
+        metrics.recent.tpot.observe(Instant::now(), tpot);
     }
 }
 

@@ -1,6 +1,8 @@
 //! What operators and clients ask about the server itself.
 
+pub(super) mod dashboard;
 pub(super) mod openapi;
+mod pages;
 
 use std::sync::Arc;
 use std::time::Duration;

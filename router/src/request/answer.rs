@@ -42,6 +42,7 @@ pub async fn answer(
     mut job: Job,
 ) -> Result<Answer, RouteError> {
     let begin = Instant::now();
+    job.request_trace.asks(&model.name);
     if job.n == 0 {
         let message = "n must be at least 1".into();
         return Err(RouteError::BadRequest { param: Some("n".into()), message });
@@ -75,6 +76,9 @@ pub async fn answer(
     ids.drain(..ids.len().saturating_sub(kept));
     ids.shrink_to_fit(); // it stays as long as the answer
     settle_reasoning(&model.engine, &mut job.sampling, &ids);
+    job.request_trace.note_prompt(|| {
+        model.engine.decode(&ids[ids.len().saturating_sub(LOGGED_PROMPT)..], false)
+    });
     let ids = Arc::new(ids);
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
@@ -100,6 +104,9 @@ pub async fn answer(
     answer.common.permit.served();
     Ok(answer)
 }
+
+/// Of a prompt that may be told to the log, its last tokens: more text than a line has room for.
+const LOGGED_PROMPT: usize = 512;
 
 /// The last tokens of a prompt in which its last marker of reasoning stands, with white space behind it. A guess.
 const PROMPT_END: usize = 16;
@@ -265,7 +272,9 @@ impl Answer {
         }
         if !self.first_token_seen && self.choices.iter().any(Choice::has_begun) {
             self.first_token_seen = true;
-            self.common.app.metrics.requests.ttft_seconds.observe(self.common.begin.elapsed());
+            let ttft = self.common.begin.elapsed();
+            self.common.app.metrics.requests.ttft_seconds.observe(ttft);
+            self.common.app.metrics.recent.ttft.observe(Instant::now(), ttft);
         }
     }
 
@@ -284,7 +293,9 @@ impl Drop for Answer {
         if !self.over {
             self.choices.iter().for_each(Choice::hung_up);
         }
-        self.common.permit.charge_answer(self.usage().completion_tokens);
+        let usage = self.usage();
+        self.common.job.request_trace.used(usage);
+        self.common.permit.charge_answer(usage.completion_tokens);
     }
 }
 

@@ -1,5 +1,5 @@
-//! What is known of the way of one HTTP request so far: its stages fill it in; headers, explanations and goodput are made
-//! of it.
+//! What is known of the way of one HTTP request so far: its stages fill it in; headers, explanations, goodput and the log's
+//! line about it are made of it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,8 +10,9 @@ use tokio::time::Instant;
 use super::Usage;
 use crate::core::decision::Decision;
 use crate::core::frame::FailureKind;
-use crate::error::RouteError;
+use crate::error::{Causes, RouteError};
 use crate::fleet::booking::Reservation;
+use crate::log::requests::{RequestEnd, RequestLog};
 use crate::metrics::Metrics;
 
 /// The way of one HTTP request, which may have several choices.
@@ -21,6 +22,8 @@ pub struct RequestTrace {
     arrived: Instant,
     slo: Option<Slo>,
     explains: bool,
+    /// Told when all of it is over.
+    log: Option<Arc<RequestLog>>,
     known: Mutex<Known>,
 }
 
@@ -63,6 +66,24 @@ struct Known {
     last_token: Option<Instant>,
     /// The slo was counted, or does not count.
     over: bool,
+    told: Told,
+}
+
+/// What only the log's line needs.
+#[derive(Debug, Default)]
+struct Told {
+    model: Option<String>,
+    /// Of choice 0 on its worker.
+    leg: Option<u64>,
+    prompt: Option<String>,
+    /// Of all answers that ended or were dropped.
+    usage: Option<Usage>,
+    tpot: Option<Duration>,
+    status: Option<u16>,
+    /// One word and a sentence.
+    error: Option<(&'static str, String)>,
+    /// When it was answered or failed.
+    ended: Option<Instant>,
 }
 
 /// What became of a request with a slo.
@@ -121,7 +142,7 @@ impl Default for RequestTrace {
     fn default() -> Self {
         let known = Mutex::default();
         let (request_id, arrived) = (String::new(), Instant::now());
-        Self { request_id, arrived, slo: None, explains: false, known }
+        Self { request_id, arrived, slo: None, explains: false, log: None, known }
     }
 }
 
@@ -129,14 +150,21 @@ impl RequestTrace {
     /// It begins now. `request_id` is the `X-Request-ID` of its answer.
     #[must_use]
     pub fn new(request_id: String, slo: Option<Slo>) -> Arc<Self> {
-        Self::explaining(request_id, slo, false)
+        let (arrived, known) = (Instant::now(), Mutex::default());
+        Arc::new(Self { request_id, arrived, slo, explains: false, log: None, known })
     }
 
-    /// The same, with decisions that are to be explained, if `explains`.
+    /// The same of a request that is told to the log, with decisions that are to be explained if `explains`.
     #[must_use]
-    pub fn explaining(request_id: String, slo: Option<Slo>, explains: bool) -> Arc<Self> {
+    pub(crate) fn logged(
+        request_id: String,
+        slo: Option<Slo>,
+        explains: bool,
+        log: &Arc<RequestLog>,
+    ) -> Arc<Self> {
         let (arrived, known) = (Instant::now(), Mutex::default());
-        Arc::new(Self { request_id, arrived, slo, explains, known })
+        let log = Some(Arc::clone(log));
+        Arc::new(Self { request_id, arrived, slo, explains, log, known })
     }
 
     /// Its decisions are to be explained, with all that they were made among.
@@ -181,6 +209,32 @@ impl RequestTrace {
         self.known().decisions.values().map(Arc::clone).collect()
     }
 
+    /// The model that is asked.
+    pub(super) fn asks(&self, model: &str) {
+        if self.log.is_some() {
+            self.known().told.model.get_or_insert_with(|| model.to_owned());
+        }
+    }
+
+    /// Takes the end of the prompt for the log, where that may tell it. Of several prompts it is the first.
+    pub(super) fn note_prompt(&self, end: impl FnOnce() -> String) {
+        if self.log.as_ref().is_some_and(|log| log.tells_prompts()) {
+            let end = end();
+            self.known().told.prompt.get_or_insert(end);
+        }
+    }
+
+    /// An answer is over, whatever ended it.
+    pub(super) fn used(&self, usage: Usage) {
+        if self.log.is_some() {
+            let mut known = self.known();
+            let sum = known.told.usage.get_or_insert_default();
+            sum.prompt_tokens = sum.prompt_tokens.saturating_add(usage.prompt_tokens);
+            sum.cached_tokens = sum.cached_tokens.saturating_add(usage.cached_tokens);
+            sum.completion_tokens = sum.completion_tokens.saturating_add(usage.completion_tokens);
+        }
+    }
+
     /// The prompt of a choice was tokenised.
     pub(super) fn tokenised(&self, choice: u32, took: Duration) {
         if choice == 0 {
@@ -202,6 +256,7 @@ impl RequestTrace {
         known.decisions.insert(choice, Arc::clone(place.decision()));
         if choice == 0 {
             known.stages.route = Some(known.stages.route.unwrap_or_default() + route);
+            known.told.leg = Some(place.leg());
             known.worker = Some(place.worker_name().to_owned());
             known.prefill_worker = place.prefill_name().map(str::to_owned);
         }
@@ -228,6 +283,8 @@ impl RequestTrace {
     pub(crate) fn answered(&self, usage: Usage, choices: usize) -> Option<Duration> {
         let mut known = self.known();
         let tpot = known.tpot(usage, choices);
+        known.told.tpot = tpot;
+        known.told.ended = Some(Instant::now());
         let Some(slo) = &self.slo else { return tpot };
         let first = known.first_token.unwrap_or_else(Instant::now); // an answer may have no token
         let is_slow = |limit_ms| tpot.is_some_and(|tpot| tpot.as_secs_f64() * 1e3 > limit_ms);
@@ -244,8 +301,9 @@ impl RequestTrace {
 
     /// It ended with an error. Nobody is turned away who got a token before.
     pub(crate) fn failed(&self, error: &RouteError) {
-        let Some(slo) = &self.slo else { return };
         let mut known = self.known();
+        known.told.fail(error.kind(), || Causes(error).to_string());
+        let Some(slo) = &self.slo else { return };
         let outcome = match Outcome::of(error) {
             Some(Outcome::Rejected) if known.first_token.is_some() => Some(Outcome::Failed),
             outcome => outcome,
@@ -254,8 +312,15 @@ impl RequestTrace {
     }
 
     /// It was turned away by the HTTP surface: the request was wrong.
-    pub(crate) fn refused(&self) {
-        self.known().over = true;
+    pub(crate) fn refused(&self, error: &'static str, why: String) {
+        let mut known = self.known();
+        known.over = true;
+        known.told.fail(error, || why);
+    }
+
+    /// The status of its answer was sent.
+    pub(crate) fn replied(&self, status: u16) {
+        self.known().told.status = Some(status);
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -274,6 +339,36 @@ impl Known {
             .flatten()
     }
 
+    /// Tells the log what became of it. Whoever is told nothing of its end left before.
+    fn tell(&self, log: &RequestLog, request_id: &str, arrived: Instant) {
+        let Told { model, leg, prompt, usage, tpot, status, error, ended } = &self.told;
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let left = ("client_gone", "the client closed the connection");
+        let error = match error {
+            Some((word, why)) => Some((*word, why.as_str())),
+            None => ended.is_none().then_some(left),
+        };
+        log.ended(&RequestEnd {
+            id: request_id,
+            route: None,
+            model: model.as_deref(),
+            status: status.unwrap_or(if error.is_some() { CLIENT_LEFT } else { 200 }),
+            error: error.map(|(word, _)| word),
+            why: error.map(|(_, why)| why),
+            prompt_tokens: usage.map(|usage| usage.prompt_tokens),
+            cached_tokens: usage.map(|usage| usage.cached_tokens),
+            output_tokens: usage.map(|usage| usage.completion_tokens),
+            queue_ms: self.stages.queue.map(ms),
+            ttft_ms: self.stages.first_token.map(ms),
+            tpot_ms: tpot.map(ms),
+            total_ms: Some(ms(ended.unwrap_or_else(Instant::now).saturating_duration_since(arrived))),
+            worker: self.worker.as_deref(),
+            prefill_worker: self.prefill_worker.as_deref(),
+            leg: *leg,
+            prompt: prompt.as_deref(),
+        });
+    }
+
     fn count(&mut self, slo: &Slo, outcome: Option<Outcome>) {
         if !std::mem::replace(&mut self.over, true)
             && let Some(outcome) = outcome
@@ -283,11 +378,25 @@ impl Known {
     }
 }
 
+impl Told {
+    /// The first error is the one that counts.
+    fn fail(&mut self, error: &'static str, why: impl FnOnce() -> String) {
+        self.error.get_or_insert_with(|| (error, why()));
+        self.ended.get_or_insert_with(Instant::now);
+    }
+}
+
+/// What logs have for a client that left before its answer began; nobody is sent it.
+const CLIENT_LEFT: u16 = 499;
+
 impl Drop for RequestTrace {
-    /// The client hung up. That is a miss if the first token was late by then; otherwise nobody can say.
+    /// All of it is over. A client that hung up is a miss if the first token was late by then; otherwise nobody can say.
     fn drop(&mut self) {
-        let Some(slo) = &self.slo else { return };
         let known = self.known.get_mut().expect("no holder panics");
+        if let Some(log) = &self.log {
+            known.tell(log, &self.request_id, self.arrived);
+        }
+        let Some(slo) = &self.slo else { return };
         let first = known.first_token.unwrap_or_else(Instant::now);
         let is_late = first > self.arrived + slo.first_token;
         known.count(slo, is_late.then_some(Outcome::LateFirstToken));

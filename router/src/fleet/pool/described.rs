@@ -1,4 +1,4 @@
-//! What operators see of each worker: its entry in `/workers`, and its gauges.
+//! What operators see of each worker: its entry in `/workers`, its tile on the dashboard, and its gauges.
 
 use super::PooledWorker;
 use super::snapshot::WorkerSnapshot;
@@ -65,6 +65,35 @@ impl WorkerSnapshot {
                 "drafted": step.drafted,
                 "accepted": step.accepted,
             })),
+        })
+    }
+
+    /// Its tile on the dashboard: what changes from second to second, and who it is.
+    pub(in crate::fleet) fn as_tile(&self, now_ms: u64) -> serde_json::Value {
+        let Self { worker, view, status, .. } = self;
+        let (hello, load) = (&worker.hello, view.load);
+        serde_json::json!({
+            "id": hello.worker,
+            "model": hello.model,
+            "role": hello.role,
+            "state": status.as_str(),
+            "group": hello.group.as_ref().map(|group| serde_json::json!({
+                "id": group.id, "rank": group.rank, "size": group.size,
+            })),
+            "blocks": hello.capacity.blocks,
+            "blocks_used": load.blocks_used,
+            "blocks_cached": load.blocks_cached,
+            "running": load.running,
+            "waiting": load.waiting,
+            "sequences": hello.capacity.sequences,
+            "backlog_tokens": view.backlog_tokens,
+            "step_ms": worker.last.as_ref().map(|step| step.ms),
+            "decode_rows": worker.last.as_ref().map(|step| step.decode_rows),
+            "accepted": view.accepted,
+            "drafts": worker.last.as_ref().is_some_and(|step| step.drafted > 0),
+            "credit_withdrawn": view.withdrawn.map(Withdrawal::as_str),
+            "speed_doubted": view.doubt.map(Doubt::as_str),
+            "heard_ms": now_ms.saturating_sub(worker.link.heard_ms()),
         })
     }
 }

@@ -185,6 +185,19 @@ impl<'a> GroupView<'a> {
         if waited > 0.0 { waited / (waited + worked) } else { 0.0 }
     }
 
+    /// What the dashboard shows of it.
+    pub(in crate::fleet) fn as_tile(&self) -> Value {
+        json!({
+            "id": self.group.id,
+            "model": self.model,
+            "size": self.group.size,
+            "present": self.ranks.len(),
+            "whole": self.ranks.iter().all(|rank| rank.whole),
+            "step_skew": self.step_skew(),
+            "waited_share": self.waited_share(),
+        })
+    }
+
     /// Its entry in `/workers`.
     pub(in crate::fleet) fn as_json(&self) -> Value {
         let ranks = self.ranks.iter().map(|worker| {

@@ -50,7 +50,7 @@ impl Registry {
     }
 
     /// What is known at this moment. The lock is held for a copy, and not for what is made of it.
-    fn snapshot(&self, clock_ms: f64) -> (Vec<PoolSnapshot>, Totals) {
+    pub(super) fn snapshot(&self, clock_ms: f64) -> (Vec<PoolSnapshot>, Totals) {
         let state = self.state();
         let pools = state.pools.values().map(WorkerPool::snapshot).collect();
         (pools, Totals::of(&state, clock_ms))
@@ -59,13 +59,13 @@ impl Registry {
 
 /// Sums over all models.
 #[derive(Default)]
-struct Totals {
+pub(super) struct Totals {
     held_off: usize,
-    waiting: usize,
-    waiting_by_class: [usize; Class::ALL.len()],
+    pub(super) waiting: usize,
+    pub(super) waiting_by_class: [usize; Class::ALL.len()],
     waiting_tokens: u64,
     waiting_bytes: u64,
-    oldest_s: f64,
+    pub(super) oldest_s: f64,
     returning: usize,
     index_blocks: usize,
     index_bytes: usize,

@@ -12,16 +12,13 @@ mod tests;
 
 use std::sync::OnceLock;
 
-use axum::http::{HeaderName, header};
+use axum::http::header;
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use self::fields::ObjectShape;
-
-/// What the page may do: run its own script, use its own style, and ask this server.
-const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
-     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+use super::pages;
 
 /// The document.
 pub(in crate::http) async fn document() -> impl IntoResponse {
@@ -32,26 +29,17 @@ pub(in crate::http) async fn document() -> impl IntoResponse {
 
 /// The page.
 pub(in crate::http) async fn page() -> impl IntoResponse {
-    let headers: [(HeaderName, &str); 3] = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, include_str!("openapi/page.html"))
+    pages::page(include_str!("openapi/page.html"))
 }
 
 /// The script of the page.
 pub(in crate::http) async fn script() -> impl IntoResponse {
-    asset("text/javascript; charset=utf-8", include_str!("openapi/page.js"))
+    pages::file(pages::SCRIPT, include_str!("openapi/page.js"))
 }
 
 /// The style of the page.
 pub(in crate::http) async fn style() -> impl IntoResponse {
-    asset("text/css; charset=utf-8", include_str!("openapi/page.css"))
-}
-
-fn asset(media: &'static str, text: &'static str) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, media), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")], text)
+    pages::file(pages::STYLE, include_str!("openapi/page.css"))
 }
 
 fn whole() -> Value {

@@ -12,8 +12,10 @@ use crate::app::App;
 use crate::error::RouteError;
 use crate::http::access::Access;
 use crate::http::anthropic;
+use crate::http::call::EndTold;
 use crate::http::parse::ids;
-use crate::http::reply::reject::{self, ErrorCode, Reject};
+use crate::http::reply::reject::{self, ErrorCode, ErrorMessage, Reject};
+use crate::log::requests::RequestEnd;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken over from a client.
@@ -51,8 +53,30 @@ pub(in crate::http) async fn observe(
     let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
     app.metrics.http.request(route, status, error);
     tracing::debug!(?id, route, status, error, ?trace, elapsed = ?began.elapsed(), "answered");
+    tell_failure(&app, &response, id.to_str().unwrap_or_default(), route, began);
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Probes, which are asked every few seconds and may well be refused for as long as no worker is there.
+const PROBES: [&str; 2] = ["/health", "/ready"];
+
+/// Tells the log of a request that failed, unless that is told with more, or is the answer to a probe.
+fn tell_failure(app: &App, response: &Response, id: &str, route: &str, began: Instant) {
+    let extensions = response.extensions();
+    let status = response.status().as_u16();
+    if status < 400 || extensions.get::<EndTold>().is_some() || PROBES.contains(&route) {
+        return;
+    }
+    app.request_log.ended(&RequestEnd {
+        id,
+        route: Some(route),
+        status,
+        error: Some(extensions.get::<ErrorCode>().map_or("unknown", |code| code.0)),
+        why: extensions.get::<ErrorMessage>().map(ErrorMessage::as_str),
+        total_ms: Some(began.elapsed().as_secs_f64() * 1e3),
+        ..RequestEnd::default()
+    });
 }
 
 /// Name of a request, left on it for its handler.

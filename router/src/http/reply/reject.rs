@@ -282,9 +282,15 @@ fn route_verdict(error: &RouteError) -> Verdict {
     }
 }
 
-/// The error's text, left on the response for who writes errors in another form.
+/// The error's text, left on the response for who writes errors in another form, and for the log.
 #[derive(Debug, Clone)]
-struct ErrorMessage(Arc<str>);
+pub(in crate::http) struct ErrorMessage(Arc<str>);
+
+impl ErrorMessage {
+    pub(in crate::http) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
 
 /// The error's name, left on the response for the metrics.
 #[derive(Debug, Clone, Copy)]

@@ -342,6 +342,40 @@ pub(in super::super) const OPERATIONS: &[Operation] = &[
         )
     },
     Operation {
+        errors: &[404],
+        ..get(
+            "/",
+            "dashboard",
+            "A page that shows the fleet to operators: at their addresses, and where they may type a key. Nobody else is told of it.",
+            SuccessBody::Text("text/html"),
+        )
+    },
+    Operation {
+        errors: &[404],
+        ..get(
+            "/dashboard/{file}",
+            "dashboard_file",
+            "Scripts and styles of that page.",
+            SuccessBody::Text("text/javascript"),
+        )
+    },
+    Operation {
+        tag: "operators",
+        callers: Callers::Operators,
+        errors: &[429, 503],
+        query: &[(
+            "once",
+            || json!({"type": "boolean"}),
+            "true: one event, and the end.",
+        )],
+        ..get(
+            "/dashboard/events",
+            "dashboard_events",
+            "What that page shows: an event with a JSON document each second, for 100 s; then ask again.",
+            SuccessBody::Text("text/event-stream"),
+        )
+    },
+    Operation {
         tag: "operators",
         callers: Callers::Operators,
         errors: &[404],
