@@ -21,6 +21,7 @@ NAMES = PACKAGES | {
     "avx512",
     "avx512vnni",  # a test in Rust alone
     "cargo",
+    "chromium",  # a browser; tests install Debian's where they may
     "cuda",
     "curl",
     "e4m3",  # missing on a GPU without 8-bit floats; Triton's interpreter has them

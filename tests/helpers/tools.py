@@ -27,6 +27,31 @@ def hadolint() -> Path:
     return _found("hadolint", "hadolint", Path("bin/hadolint"), _install_hadolint)
 
 
+def chromium() -> Path:
+    """A browser without a window. Skips the test, saying why, where there is none and none can be had."""
+    if shutil.which("chromium") is None:
+        _install("chromium")
+    return Path(shutil.which("chromium") or missing("chromium", "the package has no chromium"))
+
+
+def _install(package: str) -> None:
+    """Debian's package where we may: a browser needs more libraries than could be unpacked beside it."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        missing(package, f"no {package}: install it (Debian: apt install {package})")
+    install = ["install", "--yes", "--quiet", "--no-install-recommends", package]
+    for command in (install, ["update"], install):  # a new machine may have no lists of packages
+        run = subprocess.run(
+            ["apt-get", *command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=DOWNLOAD_S,
+            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+        )
+        if run.returncode == 0 and command is install:
+            return
+    missing(package, f"no {package}: {run.stderr.decode()[-LAST_CHARACTERS:].strip()}")
+
+
 def _found(name: str, requirement: str, inside: Path, put: Callable[[Path], None]) -> Path:
     if found := shutil.which(name):
         return Path(found)

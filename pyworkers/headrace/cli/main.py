@@ -96,6 +96,16 @@ The trace is one that `headrace sim` takes. Nothing is measured here; the result
 Exit status: 0 with a plan; 2 if flags or the trace are refused, the model does not fit or a limit is out of reach.
 """
 
+TOP_EXAMPLES = """\
+examples:
+  headrace top
+  headrace top --once                                   one snapshot, for scripts and tickets
+  headrace top --url unix:/run/headrace-admin.sock
+  headrace top --url http://10.0.0.1:8000 --admin-key-file ~/headrace-admin.key
+
+It shows what the page at / of the router shows. Into a pipe goes one snapshot a second. Ctrl-C leaves.
+"""
+
 EXPLAIN_EXAMPLES = """\
 examples:
   headrace explain req-5f0c...      the X-Request-ID of its answer
@@ -181,6 +191,8 @@ def make_parser(typed: str) -> Parser:
     _add_chat_arguments(chat)
     explain = command("explain", _explain, "why a request went where it went", EXPLAIN_EXAMPLES)
     _add_explain_arguments(explain)
+    top = command("top", _top, "the fleet and its traffic, live in a terminal", TOP_EXAMPLES)
+    _add_top_arguments(top)
     drain = command("drain", _drain, "ask a worker to leave in good order", DRAIN_EXAMPLES)
     _add_drain_arguments(drain)
     key = command("key", _key, "draw an API key for a router", KEY_EXAMPLES, KEY_USAGE)
@@ -282,6 +294,23 @@ def _add_explain_arguments(parser: Parser) -> None:
     keys.add_admin_key(parser)
     keys.add_tls(parser)
     parser.add_argument("--json", action="store_true", help="Print all that is known, as JSON.")
+
+
+def _add_top_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        help="Where the server is: a URL, or unix:PATH of its --admin-listen. [default: %(default)s]",
+    )
+    keys.add_admin_key(parser)
+    keys.add_tls(parser)
+    keys.refuse(parser, "--api-key", keys.ADMIN_KEY_FROM)
+    parser.add_argument("--once", action="store_true", help="Print one snapshot and end.")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="Print what the router sends, one JSON document on a line, instead of a table.",
+    )
 
 
 def _add_drain_arguments(parser: Parser) -> None:
@@ -466,6 +495,12 @@ def _explain(args: argparse.Namespace) -> int:
     from headrace.cli.client import explain
 
     return explain.run(args)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from headrace.cli.client import top
+
+    return top.run(args)
 
 
 def _drain(args: argparse.Namespace) -> int:

@@ -6,6 +6,8 @@ process group of its own, which is killed at the end, and on Linux the kernel ki
 
 import asyncio
 import contextlib
+import json
+import re
 import signal
 import time
 from collections import deque
@@ -16,6 +18,8 @@ from itertools import dropwhile, takewhile
 from headrace.cli.children.process import Command, Log, Process
 from headrace.exit_status import EXIT_CONFIG, EXIT_RANK_LOST, EXIT_USAGE
 
+LOGGED_ERROR = re.compile(r"^(?:\S+Z +)?ERROR (?:headrace[\w.]*: )?")
+"""What stands before the words of an error in a log of text."""
 CANNOT_START = 127
 """What stands for the exit status of a process that the system did not start; shells have the same."""
 
@@ -231,7 +235,14 @@ def reason(output: Sequence[str]) -> str:
     """Why a program refused what it was told: clap says so from `error: ` to an empty line, others in the last line."""
     of_clap = dropwhile(lambda line: not line.startswith("error: "), output)
     told = " ".join(line.strip() for line in takewhile(bool, of_clap))
-    return told.removeprefix("error: ") or last_line(output).removeprefix("ERROR ")
+    return told.removeprefix("error: ") or _logged(last_line(output))
+
+
+def _logged(line: str) -> str:
+    """The words of a line of the log, which may be of JSON."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(line)["fields"]["message"])
+    return LOGGED_ERROR.sub("", line)
 
 
 def describe_exit(status: int) -> str:

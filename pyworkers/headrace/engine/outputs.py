@@ -11,7 +11,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.errors import RequestError, not_finite, nothing_allowed
 from headrace.engine.pooling import Floats
 from headrace.engine.requests import Requests
-from headrace.engine.result import StepResult
+from headrace.engine.result import EndedSequence, StepResult
 from headrace.engine.sampling.verify import Chosen, ChosenRows
 from headrace.engine.sequence import Sequence
 from headrace.engine.stages import Stages
@@ -99,7 +99,7 @@ class OutputBuilder:
             failure = not_finite() if chosen.stuck is None else nothing_allowed(chosen.stuck)
             self.fail(sequence, failure, result)
             return None
-        output = self._output(chosen, chosen.finish)
+        output = self._output(chosen, chosen.finish, result)
         self._end(sequence, chosen.finish, result)
         if sequence.export is not None and chosen.finish is None:
             self._pin(sequence, result)
@@ -132,6 +132,8 @@ class OutputBuilder:
 
     def fail(self, sequence: Sequence, error: RequestError, result: StepResult) -> None:
         result.of(sequence.key.link).failed.append(error.frame(sequence.key.request))
+        ended = EndedSequence.of(sequence, error=str(error.kind), why=error.message)
+        result.ended.append(ended)
         self.free(sequence, result)
 
     def free(self, sequence: Sequence, result: StepResult) -> None:
@@ -142,13 +144,15 @@ class OutputBuilder:
 
     def _say(self, sequence: Sequence, finish: Finish, result: StepResult) -> None:
         """It ends without a token."""
-        output = self._output(Chosen(sequence, [], None, finish, 0, 0), finish)
+        output = self._output(Chosen(sequence, [], None, finish, 0, 0), finish, result)
         result.of(sequence.key.link).said.append(output)
         self._end(sequence, finish, result)
 
-    def _output(self, chosen: Chosen, finish: Finish | None) -> Output:
+    def _output(self, chosen: Chosen, finish: Finish | None, result: StepResult) -> Output:
         sequence = chosen.sequence
         first = not sequence.answered
+        if first:
+            result.begun.append(sequence.key)
         output = Output(
             request=sequence.key.request,
             ids=chosen.ids,
@@ -168,6 +172,10 @@ class OutputBuilder:
 
     def _end(self, sequence: Sequence, finish: Finish | None, result: StepResult) -> None:
         if finish is not None:
+            late = finish == "cancelled"
+            error = "deadline_exceeded" if late else None
+            ended = EndedSequence.of(sequence, None if late else finish, error)
+            result.ended.append(ended)
             if finish != "cancelled" and sequence.export is None and sequence.pooled is None:
                 self._admission.note_answer(sequence.total - sequence.prompt_len)
             self.free(sequence, result)
@@ -175,6 +183,7 @@ class OutputBuilder:
     def _pin(self, sequence: Sequence, result: StepResult) -> None:
         """The rest of the answer is another worker's: keep the blocks for it."""
         assert sequence.export is not None
+        result.ended.append(EndedSequence.of(sequence, "prefilled"))
         if sequence.export.released:
             self.free(sequence, result)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace.engine.sequence import Key, Sequence
 from headrace.engine.step.work import StepWork
 from headrace.wire.frames import Failed, Freed, Output
 from headrace.wire.output_columns import Outputs
@@ -35,6 +36,36 @@ class Answers:
         return finished + [failed.request for failed in self.failed]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedSequence:
+    """What is told of a request that computes nothing any more. `finish` is the word for its end; else `error` is."""
+
+    key: Key
+    prompt_tokens: int
+    cached_tokens: int | None  # None: it did not come to be admitted
+    output_tokens: int
+    finish: str | None = None
+    error: str | None = None
+    why: str | None = None
+
+    @staticmethod
+    def of(
+        sequence: Sequence,
+        finish: str | None = None,
+        error: str | None = None,
+        why: str | None = None,
+    ) -> EndedSequence:
+        return EndedSequence(
+            key=sequence.key,
+            prompt_tokens=sequence.prompt_len,
+            cached_tokens=sequence.cached_tokens,
+            output_tokens=sequence.total - sequence.prompt_len,
+            finish=finish,
+            error=error,
+            why=why,
+        )
+
+
 @dataclass(slots=True)
 class StepResult:
     """What one step did. `step` counts the forwards; it stays where none was needed.
@@ -52,6 +83,8 @@ class StepResult:
     drafted: int = 0
     accepted: int = 0
     answers: dict[int, Answers] = field(default_factory=dict[int, Answers])  # by link
+    begun: list[Key] = field(default_factory=list[Key])  # what is said of them now is the first
+    ended: list[EndedSequence] = field(default_factory=list[EndedSequence])
 
     def count(self, work: StepWork, decode_rows: int, kv_tokens: int) -> None:
         """What is about to be computed; of how many rows decode, and how many tokens are read."""

@@ -19,6 +19,7 @@ from headrace.settings.table import rows, setting, typed, values_of
 from headrace.settings.values import (
     FlagError,
     SettingsError,
+    count,
     existing_file,
     model_names,
     nonempty,
@@ -299,6 +300,25 @@ class WorkerSettings(EngineSettings, ParallelSettings):
         help="What is logged: error, warn, info, debug or off. A filter of the router is taken, too; the worker obeys "
         "the level in it that names no part of the program.",
         in_serve=True,
+    )
+    log_format: str = setting(
+        "--log-format",
+        group=LOG,
+        value="FORMAT",
+        choices=("text", "json"),
+        default="text",
+        help="Form of the log: lines of text, or lines of JSON.",
+        in_serve=True,
+    )
+    log_requests_per_s: int = setting(
+        "--log-requests-per-s",
+        group=LOG,
+        value="N",
+        read=count,
+        default=20,
+        help="Lines about requests a second, at most: of requests that finished, and as many of those that failed. "
+        "What is left out is counted and told in the line of every ten seconds. 0 writes none. Workers of `headrace "
+        "serve` write none: its router does.",
     )
 
     @property

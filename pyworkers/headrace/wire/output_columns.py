@@ -45,6 +45,11 @@ class Outputs(Sequence[Output]):
     def __len__(self) -> int:
         return len(self.requests)
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all rows."""
+        return len(self.ids) + sum(len(output.ids) for output in self.special.values())
+
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> Output: ...
     @overload

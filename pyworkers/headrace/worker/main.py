@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -30,6 +29,7 @@ from headrace.wire.link import Link, LinkConfig, parse_address
 from headrace.wire.links import Links, first
 from headrace.wire.tls import tls_context
 from headrace.worker.load_model import Loaded, load
+from headrace.worker.log_format import begin_log
 from headrace.worker.parallel.control import GroupFailed
 from headrace.worker.parallel.environment import read_environment
 from headrace.worker.service_manager import keep_told, read_service_manager
@@ -88,6 +88,7 @@ async def serve(loaded: Loaded, settings: WorkerSettings, *, alone: bool = False
         document=loaded.document,
         transfer=transfer,
         overlap=settings.overlap,
+        lines_per_s=settings.log_requests_per_s,
     )
     manager = read_service_manager(os.environ, os.getpid())
     loop = asyncio.get_running_loop()
@@ -148,9 +149,7 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
 
     Raises `CannotRun` and `SettingsError`.
     """
-    logging.basicConfig(
-        level=LOG_LEVELS[settings.log_level], format="%(levelname)s %(message)s", stream=sys.stderr
-    )
+    begin_log(LOG_LEVELS[settings.log_level], settings.log_format)
     torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
     try:
         parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded

@@ -36,6 +36,7 @@ from headrace.wire.links import Links
 from headrace.worker.grammar_compiler import GrammarCompiler
 from headrace.worker.membership import Membership
 from headrace.worker.other_prompts import of_others
+from headrace.worker.request_log import SUMMARY_S, WorkerLog
 from headrace.worker.sessions import EngineInput, Joined, Left, Peer, Sessions
 from headrace.worker.step_executor import StepExecutor
 
@@ -58,8 +59,9 @@ class Worker:
         document: bytes,
         transfer: Transfer | None = None,
         overlap: bool = True,
+        lines_per_s: int = 0,
     ) -> None:
-        """With `overlap` a step is planned while the one before it runs."""
+        """With `overlap` a step is planned while the one before it runs. `lines_per_s` are those about requests."""
         self.engine = engine
         self._overlap = overlap
         self._connector = (
@@ -76,12 +78,20 @@ class Worker:
         self._gave_up = False  # all that still ran
         self._membership = Membership(engine.rounds)
         self._compiler = GrammarCompiler(engine.vocabulary, self._wake)
+        self._log = WorkerLog(
+            worker=hello.worker,
+            model=hello.model,
+            blocks=hello.capacity.blocks,
+            lines_per_s=lines_per_s,
+        )
 
     async def serve(self) -> None:
         """Run until drained. Raises what makes going on pointless, such as `Refused` by all routers, or `RankLost`."""
         async with asyncio.TaskGroup() as tasks, self._closing():
             links = tasks.create_task(self._links.run(self._sessions.talk), name="links")
+            summing_up = tasks.create_task(self._sum_up(), name="log")
             await self.generate()
+            summing_up.cancel()
             self._sessions.stopped.set()
             self._links.stop()
             for peer in self._peers.values():
@@ -225,7 +235,7 @@ class Worker:
                 return
         except RequestError as error:
             assert isinstance(arrival.what, Submit)
-            arrival.peer.outbox.failed(error.frame(arrival.what.request))
+            self._refuse(arrival.what, arrival.peer, error, arrival.at_s)
             arrival.peer.wake.set()
             return
         self._take_up(arrival)
@@ -238,6 +248,7 @@ class Worker:
                 self._join(peer)
             case Left():
                 cancelled = (self._connector or self.engine).cancel_link(peer.number)
+                self._log.left(peer.number)
                 self._peers.pop(peer.number, None)
                 self._trust()
                 level = logging.WARNING if cancelled else logging.INFO
@@ -246,12 +257,13 @@ class Worker:
                 try:
                     self._admit(submit, peer, arrival.at_s)
                 except RequestError as error:
-                    peer.outbox.failed(error.frame(submit.request))
+                    self._refuse(submit, peer, error, arrival.at_s)
                 else:
                     self._wake_others(peer)
                     return  # the next step says the rest
             case Cancel(request):
                 blocks = (self._connector or self.engine).cancel(Key(peer.number, request))
+                self._log.cancelled(Key(peer.number, request), arrival.at_s)
                 peer.outbox.cancelled(request, blocks)
             case Drain():
                 self._drain(what, peer, arrival.at_s)
@@ -267,6 +279,11 @@ class Worker:
         ):
             raise RequestError(FailureKind.UNSUPPORTED, "this worker moves no KV")
         self.engine.submit(submit, link=peer.number, now_s=at_s)
+        self._log.admitted(Key(peer.number, submit.request), peer.session.router, at_s)
+
+    def _refuse(self, submit: Submit, peer: Peer, error: RequestError, at_s: float) -> None:
+        peer.outbox.failed(error.frame(submit.request))
+        self._log.refused(submit, peer.session.router, str(error.kind), error.message, at_s)
 
     def _wake_others(self, peer: Peer) -> None:
         """Others hear of the load at once: till the end of a long step they would send their prompts here, too."""
@@ -292,6 +309,7 @@ class Worker:
             self._connector.take_in(peer.number, frame, at_s)
         except RequestError as error:  # tokens that cannot be
             blocks = self._connector.cancel(Key(peer.number, frame.request))
+            self._log.cancelled(Key(peer.number, frame.request), at_s)
             peer.outbox.cancelled(frame.request, blocks)
             peer.outbox.failed(error.frame(frame.request))
 
@@ -326,6 +344,7 @@ class Worker:
         self._note_changes()
 
     def _answer(self, result: StepResult) -> None:
+        self._log.stepped(result, asyncio.get_running_loop().time())
         for number, answers in result.answers.items():
             if self._connector is not None:
                 for request in answers.ended:
@@ -379,6 +398,13 @@ class Worker:
         if peer is not None:
             peer.outbox.tell(news)
             peer.wake.set()
+
+    async def _sum_up(self) -> None:
+        """A line of the log every ten seconds."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._log.sum_up(self.engine.load, loop.time())
+            await asyncio.sleep(SUMMARY_S)
 
     async def _discard(self) -> None:
         """Keeps the inbox from filling up when nobody takes from it any more."""

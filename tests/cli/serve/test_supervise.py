@@ -140,6 +140,15 @@ async def test_an_impossible_configuration_is_given_up_at_once(status: int) -> N
         (["starting", "no such dtype: int3", ""], "no such dtype: int3"),
         (["ERROR no such dtype: int3"], "no such dtype: int3"),
         (
+            ["2026-01-31T12:00:00.123456Z ERROR headrace.worker.main: no such dtype: int3"],
+            "no such dtype: int3",
+        ),
+        (
+            ['{"level": "ERROR", "fields": {"message": "no such dtype: int3"}}'],
+            "no such dtype: int3",
+        ),
+        (['{"level": "ERROR"}'], '{"level": "ERROR"}'),
+        (
             ["error: '--port' is there twice", "", "Usage: x", "", "try '--help'."],
             "'--port' is there twice",
         ),

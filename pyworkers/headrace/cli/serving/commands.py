@@ -52,6 +52,7 @@ def worker_command(config: ServeSettings, folder: Path, name: str, role: str) ->
         argv=[
             *(sys.executable, "-m", "headrace", "worker"),
             *config.worker_argv,
+            "--log-requests-per-s=0",  # the router's lines say the same, and more
             f"--name={name}",
             f"--role={role}",
             f"--router=unix:{folder / 'router.sock'}",
