@@ -194,10 +194,14 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line_whatever_strangers_put_into_it() {
-        let text = |event: &str| String::from_utf8(one_line(event.as_bytes()).into_owned()).unwrap();
+        let text =
+            |event: &str| String::from_utf8(one_line(event.as_bytes()).into_owned()).unwrap();
         assert_eq!(text("as it is\n"), "as it is\n");
         let forged = "a worker said no\n2026-01-01T00:00:00Z  INFO all is well\r\n";
-        assert_eq!(text(forged), "a worker said no\n    | 2026-01-01T00:00:00Z  INFO all is well\\r\n");
+        assert_eq!(
+            text(forged),
+            "a worker said no\n    | 2026-01-01T00:00:00Z  INFO all is well\\r\n"
+        );
         let long = text(&format!("{}\n", "x".repeat(LINE_BYTES + 9)));
         assert!(long.ends_with("x...\n") && long.len() == LINE_BYTES + 4, "{}", long.len());
     }

@@ -40,7 +40,10 @@ mod tests {
     fn a_second_has_so_many_lines_and_the_next_one_as_many() {
         let rate = LineRate::new(3);
         let admitted = |second| (0..10).filter(|_| rate.admits(second)).count();
-        assert_eq!([admitted(0), admitted(0), admitted(1), admitted(1), admitted(9)], [3, 0, 3, 0, 3]);
+        assert_eq!(
+            [admitted(0), admitted(0), admitted(1), admitted(1), admitted(9)],
+            [3, 0, 3, 0, 3]
+        );
     }
 
     #[test]

@@ -112,8 +112,8 @@ impl RequestLog {
     }
 
     fn write(&self, end: &RequestEnd<'_>, failed: bool) {
-        let field = |text: Option<&'_ str>| text.map(|text| clipped(text, FIELD));
-        let (model, why) = (field(end.model), field(end.why));
+        let model = end.model.map(|text| clipped(text, FIELD));
+        let why = end.why.map(|text| clipped(text, FIELD));
         let prompt = end.prompt.filter(|_| self.prompts).map(|text| clipped(text, PROMPT));
         let message = if failed { "request failed" } else { "request finished" };
         tracing::info!(

@@ -361,7 +361,9 @@ impl Known {
             queue_ms: self.stages.queue.map(ms),
             ttft_ms: self.stages.first_token.map(ms),
             tpot_ms: tpot.map(ms),
-            total_ms: Some(ms(ended.unwrap_or_else(Instant::now).saturating_duration_since(arrived))),
+            total_ms: Some(ms(ended
+                .unwrap_or_else(Instant::now)
+                .saturating_duration_since(arrived))),
             worker: self.worker.as_deref(),
             prefill_worker: self.prefill_worker.as_deref(),
             leg: *leg,

@@ -48,7 +48,13 @@ impl Counted {
 
 impl Summary {
     /// `None` if there is nothing to tell.
-    fn of(before: Counted, now: Counted, seconds: f64, running: u64, fleet: FleetGlance) -> Option<Self> {
+    fn of(
+        before: Counted,
+        now: Counted,
+        seconds: f64,
+        running: u64,
+        fleet: FleetGlance,
+    ) -> Option<Self> {
         let requests = RequestCounts {
             finished: now.requests.finished - before.requests.finished,
             failed: now.requests.failed - before.requests.failed,

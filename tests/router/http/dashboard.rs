@@ -21,7 +21,10 @@ fn bearing(head: &str, key: &str) -> String {
 }
 
 /// Opens the stream; its head.
-async fn open<S: AsyncRead + AsyncWrite + Unpin>(connection: &mut Connection<S>, head: &str) -> Reply {
+async fn open<S: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut Connection<S>,
+    head: &str,
+) -> Reply {
     connection.request(head, b"").await;
     connection.head().await
 }
@@ -48,7 +51,9 @@ async fn the_page_may_load_nothing_from_elsewhere_and_holds_nothing_of_the_fleet
     let page = router.get("/").await;
     assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
     let policy = page.header("content-security-policy").unwrap();
-    for part in ["default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"] {
+    for part in
+        ["default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"]
+    {
         assert!(policy.contains(part), "{policy}");
     }
     assert!(!policy.contains("unsafe"), "{policy}");
@@ -57,7 +62,11 @@ async fn the_page_may_load_nothing_from_elsewhere_and_holds_nothing_of_the_fleet
     for part in page.text().split("=\"dashboard/").skip(1) {
         let file = part.split('"').next().unwrap();
         let reply = router.get(&format!("/dashboard/{file}")).await;
-        assert_eq!((reply.status, reply.header("x-content-type-options")), (200, Some("nosniff")), "{file}");
+        assert_eq!(
+            (reply.status, reply.header("x-content-type-options")),
+            (200, Some("nosniff")),
+            "{file}"
+        );
     }
     assert_eq!(router.get("/dashboard/nothing.js").await.status, 404);
 }
@@ -67,7 +76,10 @@ async fn an_event_shows_rates_queue_workers_and_decisions_beside_what_happened()
     let (router, _worker) = TestRouter::saying("Hello").await;
     let mut connection = router.connect().await;
     let head = open(&mut connection, EVENTS).await;
-    assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream; charset=utf-8")));
+    assert_eq!(
+        (head.status, head.header("content-type")),
+        (200, Some("text/event-stream; charset=utf-8"))
+    );
     assert_eq!(head.header("cache-control"), Some("no-store"));
     let first = event(&mut connection).await.unwrap();
     assert_eq!(first["output_tokens_per_s"], Value::Null, "there is nothing to compare with");
@@ -79,11 +91,15 @@ async fn an_event_shows_rates_queue_workers_and_decisions_beside_what_happened()
     assert_eq!(answer.status, 200);
     let id = answer.header("x-request-id").unwrap();
     let mut seen = event(&mut connection).await.unwrap();
-    let finished = |seen: &Value| seen["finished"] == 1 && !seen["decisions"].as_array().unwrap().is_empty();
+    let finished =
+        |seen: &Value| seen["finished"] == 1 && !seen["decisions"].as_array().unwrap().is_empty();
     while !finished(&seen) {
         seen = event(&mut connection).await.unwrap();
     }
-    assert_eq!((&seen["models"], &seen["failed"], &seen["draining"]), (&json!([MODEL]), &json!(0), &json!(false)));
+    assert_eq!(
+        (&seen["models"], &seen["failed"], &seen["draining"]),
+        (&json!([MODEL]), &json!(0), &json!(false))
+    );
     let decision = &seen["decisions"][0];
     assert_eq!((&decision["request"], &decision["worker"]), (&json!(id), &json!("w")));
     assert!(decision["predicted"]["first_token_ms"].is_number(), "{decision}");
@@ -91,8 +107,20 @@ async fn an_event_shows_rates_queue_workers_and_decisions_beside_what_happened()
     assert!(decision["actual"]["first_token_ms"].is_number());
     assert_eq!(seen["ttft_ms"]["count"], 1);
     let tile = &seen["workers"][0];
-    assert_eq!((&tile["id"], &tile["role"], &tile["state"]), (&json!("w"), &json!("both"), &json!("ready")));
-    for name in ["blocks", "blocks_used", "running", "waiting", "step_ms", "accepted", "credit_withdrawn", "group"] {
+    assert_eq!(
+        (&tile["id"], &tile["role"], &tile["state"]),
+        (&json!("w"), &json!("both"), &json!("ready"))
+    );
+    for name in [
+        "blocks",
+        "blocks_used",
+        "running",
+        "waiting",
+        "step_ms",
+        "accepted",
+        "credit_withdrawn",
+        "group",
+    ] {
         assert!(tile.get(name).is_some(), "{name} in {tile}");
     }
     // a click on it asks for this
@@ -190,7 +218,8 @@ async fn viewers_are_bounded_and_who_hangs_up_makes_room() {
     assert!(event(&mut late).await.is_some(), "the latest document, at once");
     assert!(is_full(&router).await);
     // the others saw nothing of it, and all get the same document
-    let seen: Vec<Value> = vec![event(&mut viewers[0]).await.unwrap(), event(&mut viewers[1]).await.unwrap()];
+    let seen: Vec<Value> =
+        vec![event(&mut viewers[0]).await.unwrap(), event(&mut viewers[1]).await.unwrap()];
     assert!(seen.iter().all(|seen| seen["workers_total"] == 0));
 }
 
@@ -211,7 +240,8 @@ async fn a_viewer_that_does_not_read_holds_up_nobody() {
 
 #[tokio::test]
 async fn a_drain_ends_the_streams_of_clients_ports_and_shows_itself_to_operators() {
-    let socket = std::env::temp_dir().join(format!("headrace-dashboard-{}.sock", std::process::id()));
+    let socket =
+        std::env::temp_dir().join(format!("headrace-dashboard-{}.sock", std::process::id()));
     let admin_listen = vec![format!("unix:{}", socket.display())];
     // a client holds the drain up, so that there is something to see
     let (router, mut worker) =
@@ -265,8 +295,6 @@ async fn each_request_that_ends_is_counted_once_however_it_ends() {
     worker.submitted().await;
     drop(client);
     until("the cancelled request is over", || router.app.metrics.requests.streams.get() == 0).await;
-    let counted = async {
-        while counts().await != (0, 4) {}
-    };
+    let counted = async { while counts().await != (0, 4) {} };
     in_time("it is counted", counted).await;
 }

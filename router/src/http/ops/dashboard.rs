@@ -109,7 +109,7 @@ fn wants_one(query: Option<&str>) -> Result<bool, RouteError> {
     match query.unwrap_or_default() {
         "" | "once=0" | "once=false" => Ok(false),
         "once" | "once=1" | "once=true" => Ok(true),
-        _ => Err(bad("once", "after the `?` there may be `once=true` and nothing else".into())),
+        _ => Err(bad("once", "after the `?` there may be `once=true` and nothing else")),
     }
 }
 

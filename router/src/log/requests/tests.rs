@@ -88,7 +88,10 @@ fn as_json_it_has_the_same_fields_and_their_types() {
     let text = written(true, || RequestLog::new(&config(10, false)).ended(&answered()));
     let line: serde_json::Value = serde_json::from_str(&text).unwrap();
     let fields = &line["fields"];
-    assert_eq!((&fields["message"], &fields["request"]), (&"request finished".into(), &"req-1".into()));
+    assert_eq!(
+        (&fields["message"], &fields["request"]),
+        (&"request finished".into(), &"req-1".into())
+    );
     assert_eq!((&fields["ttft_ms"], &fields["leg"]), (&12.3.into(), &8.into()));
     assert_eq!(line["level"], "INFO");
     assert!(line["timestamp"].is_string() && fields.get("prompt").is_none());
@@ -104,8 +107,14 @@ fn a_prompt_is_told_where_it_was_asked_for_and_not_all_of_a_long_one() {
 
 #[test]
 fn strangers_make_neither_lines_nor_colours_nor_long_ones() {
-    let evil = "x\n2026-01-01T00:00:00Z  INFO fake\u{1b}[2J\u{202e}\"".to_owned() + &"y".repeat(5_000);
-    let end = RequestEnd { model: Some(&evil), error: Some("unknown_model"), why: Some(&evil), ..answered() };
+    let evil =
+        "x\n2026-01-01T00:00:00Z  INFO fake\u{1b}[2J\u{202e}\"".to_owned() + &"y".repeat(5_000);
+    let end = RequestEnd {
+        model: Some(&evil),
+        error: Some("unknown_model"),
+        why: Some(&evil),
+        ..answered()
+    };
     let text = written(false, || RequestLog::new(&config(10, false)).ended(&end));
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.contains("request failed") && text.len() < 1_200, "{text}");

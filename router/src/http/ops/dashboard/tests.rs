@@ -3,7 +3,14 @@
 use super::*;
 
 const FILES: [&str; 8] = [
-    "page.css", "page.js", "chart.js", "chat.js", "dom.js", "events.js", "fleet.js", "placements.js",
+    "page.css",
+    "page.js",
+    "chart.js",
+    "chat.js",
+    "dom.js",
+    "events.js",
+    "fleet.js",
+    "placements.js",
 ];
 
 fn text(name: &str) -> String {

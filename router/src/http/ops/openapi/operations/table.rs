@@ -363,11 +363,7 @@ pub(in super::super) const OPERATIONS: &[Operation] = &[
         tag: "operators",
         callers: Callers::Operators,
         errors: &[429, 503],
-        query: &[(
-            "once",
-            || json!({"type": "boolean"}),
-            "true: one event, and the end.",
-        )],
+        query: &[("once", || json!({"type": "boolean"}), "true: one event, and the end.")],
         ..get(
             "/dashboard/events",
             "dashboard_events",
