@@ -192,7 +192,7 @@ impl Access {
 }
 
 /// A stream that pages of other origins may not open: they could not read it, but would take the places of those who may.
-pub(super) const DASHBOARD_EVENTS: &str = "/dashboard/events";
+const DASHBOARD_EVENTS: &str = "/dashboard/events";
 
 fn changes(request: &Request) -> bool {
     !matches!(*request.method(), Method::GET | Method::HEAD)

@@ -13,9 +13,6 @@ pub(crate) struct FleetGlance {
     pub(crate) workers: usize,
     /// Workers that take new work.
     pub(crate) ready: usize,
-    /// In the batches of workers, and in their queues.
-    pub(crate) running: u64,
-    pub(crate) waiting_at_workers: u64,
     /// In the router's queue, by class, and how long the first of them has waited.
     pub(crate) waiting: usize,
     pub(crate) waiting_by_class: [usize; Class::ALL.len()],
@@ -49,8 +46,6 @@ impl FleetGlance {
             let load = one.view.load;
             glance.workers += 1;
             glance.ready += usize::from(one.status == Status::Ready);
-            glance.running += u64::from(load.running);
-            glance.waiting_at_workers += u64::from(load.waiting);
             glance.blocks += u64::from(one.worker.hello.capacity.blocks);
             glance.blocks_used += u64::from(load.blocks_used);
             glance.blocks_cached += u64::from(load.blocks_cached);
