@@ -6,7 +6,7 @@
 //! at the end without a word.
 
 mod lines;
-pub(crate) mod rate;
+mod rate;
 pub(crate) mod requests;
 mod stderr;
 

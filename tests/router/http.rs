@@ -6,7 +6,6 @@ mod apis;
 mod bad_requests;
 mod client;
 mod connection;
-mod dashboard;
 mod drain;
 mod explain;
 mod failures;

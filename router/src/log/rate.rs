@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Bits of the count; those above them are the second. A count stops at the limit, so it never runs into the second.
 const COUNT_BITS: u32 = 24;
 
-/// Most lines a second that can be asked for.
-pub(crate) const MOST: u32 = (1 << COUNT_BITS) - 1;
+/// Most lines a second that can be counted.
+const MOST: u32 = (1 << COUNT_BITS) - 1;
 
 /// Lets lines through while a second has room for them.
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! Probes, lists, keys, and paths that do not exist; none needs a worker.
 
+mod dashboard;
+
 use headrace_router::config::RouterArgs;
 use serde_json::json;
 

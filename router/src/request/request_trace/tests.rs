@@ -3,6 +3,7 @@
 use tokio::time::advance;
 
 use super::*;
+use crate::config::LogConfig;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -77,7 +78,7 @@ async fn errors_count_as_rejected_or_failed_and_the_clients_own_do_not_count() {
     assert_eq!(failed(RouteError::mistake("")), "failed");
     assert_eq!(failed(RouteError::BadRequest { param: None, message: String::new() }), "");
     let (request_trace, metrics) = request_trace(None);
-    request_trace.refused();
+    request_trace.refused("bad_request", "no".into());
     advance(200 * MS).await;
     drop(request_trace);
     assert_eq!(counted(&metrics), "");
@@ -116,4 +117,33 @@ async fn stages_are_those_of_choice_0_and_add_up_over_its_tries() {
     request_trace.first_token(0, Instant::now(), 6 * MS);
     let stages = request_trace.stages();
     assert_eq!((stages.prefill, stages.first_token), (Some(6 * MS), Some(9 * MS)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_told_to_the_log_once_when_the_last_of_it_is_gone() {
+    let config =
+        LogConfig { filter: "info".into(), json: false, requests_per_s: 0, prompts: false };
+    let log = Arc::new(RequestLog::new(&config));
+    let begin = || RequestTrace::logged("r".into(), None, false, &log);
+    let counts = || (log.counts().finished, log.counts().failed);
+    let answered = begin();
+    let held = Arc::clone(&answered);
+    answered.answered(usage(2), 1);
+    answered.replied(200);
+    drop(answered);
+    assert_eq!(counts(), (0, 0), "a part of it is still at work");
+    drop(held);
+    assert_eq!(counts(), (1, 0));
+    let failed = begin();
+    failed.failed(&RouteError::ShuttingDown);
+    failed.failed(&RouteError::ClientGone); // the first error is the one that counts
+    drop(failed);
+    let refused = begin();
+    refused.refused("bad_request", "no".into());
+    refused.replied(400);
+    drop(refused);
+    drop(begin()); // its client left
+    assert_eq!(counts(), (1, 3));
+    drop(RequestTrace::new("r".into(), None)); // nobody told it of a log
+    assert_eq!(counts(), (1, 3));
 }

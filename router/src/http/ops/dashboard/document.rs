@@ -82,7 +82,7 @@ impl Documents {
         }
         let first = *self.counted.front().unwrap_or(&now);
         self.counted.push_back(now);
-        let per_s = |of| last.and_then(|last| now.per_s(&last, of));
+        let per_s = |of: fn(&Counted) -> u64| last.and_then(|last| now.per_s(&last, of));
         let prompt = now.prompt_tokens - first.prompt_tokens;
         let cached = now.cached_tokens - first.cached_tokens;
         let since = now.at.checked_sub(WINDOW).unwrap_or(now.at);

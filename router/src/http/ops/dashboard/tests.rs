@@ -18,8 +18,8 @@ fn text(name: &str) -> String {
     std::fs::read_to_string(format!("{path}/{name}")).unwrap()
 }
 
-#[tokio::test]
-async fn the_page_is_small_and_asks_nobody_else() {
+#[test]
+fn the_page_is_small_and_asks_nobody_else() {
     let mut bytes = 0;
     for name in ["page.html"].iter().chain(&FILES) {
         let text = text(name);

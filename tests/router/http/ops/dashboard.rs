@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::client::{Connection, Reply, TestRouter, args};
+use crate::http::client::{Connection, Reply, TestRouter, args};
 use crate::fake_worker::{Behaviour, MODEL, in_time, until};
 
 const EVENTS: &str = "GET /dashboard/events HTTP/1.1";
