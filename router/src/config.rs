@@ -260,6 +260,7 @@ impl TryFrom<RouterArgs> for Config {
     type Error = ConfigError;
 
     fn try_from(mut args: RouterArgs) -> Result<Self, ConfigError> {
+        let log = log::check(&args)?;
         let service = ServiceConfig::check(&args.service, std::process::id())?;
         service.place(&mut args)?;
         let routing = RoutingConfig::check(&args)?;
@@ -306,7 +307,6 @@ impl TryFrom<RouterArgs> for Config {
                 &format!("it must be more than three heartbeats ({} ms)", 3 * args.heartbeat_ms),
             ));
         }
-        let log = log::check(&args)?;
         let http = HttpConfig {
             host: args.host,
             port: args.port,

@@ -93,9 +93,9 @@ function path(values, offset, top) {
   return drawn;
 }
 
-// The next 1, 2 or 5 with zeros.
+// The next round number.
 function nice(value) {
   if (value <= 0) return 1;
   const ten = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((n) => n * ten).find((n) => n >= value);
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((n) => n * ten).find((n) => n >= value);
 }

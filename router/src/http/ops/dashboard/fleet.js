@@ -10,6 +10,7 @@ class Tile {
     this.state = element("span", { class: "word" });
     this.role = element("span", { class: "badge" });
     this.group = element("span", { class: "badge group" });
+    this.mtp = element("span", { class: "badge", text: "MTP", title: "drafts tokens; tokens/step counts those accepted" });
     this.kv = new Bar(["used", "cached"], "KV pool");
     this.kvText = element("span");
     this.facts = {};
@@ -17,7 +18,7 @@ class Tile {
       ["running", "running"],
       ["waiting", "waiting"],
       ["step", "step"],
-      ["accepted", "tokens a step"],
+      ["accepted", "tokens/step"],
     ].map(([name, label]) => {
       this.facts[name] = element("dd", { text: "–" });
       return element("div", {}, [element("dt", { text: label }), this.facts[name]]);
@@ -25,7 +26,7 @@ class Tile {
     this.credit = element("p", { class: "credit" });
     this.node = element("article", { class: "tile" }, [
       element("header", {}, [this.dot, element("h3", { text: shortened(id, 26), title: id }), this.state]),
-      element("p", { class: "badges" }, [this.role, this.group]),
+      element("p", { class: "badges" }, [this.role, this.mtp, this.group]),
       element("div", { class: "kv" }, [this.kv.node, this.kvText]),
       element("dl", {}, facts),
       this.credit,
@@ -37,7 +38,7 @@ class Tile {
     const used = worker.blocks_used / of;
     setClass(this.dot, `dot ${worker.state}`);
     setText(this.state, worker.state === "ready" ? "" : worker.state);
-    setText(this.role, (ROLES[worker.role] || worker.role) + (severalModels ? ` · ${shortened(worker.model, 18)}` : ""));
+    setText(this.role, (ROLES[worker.role] || worker.role) + (severalModels ? ` · ${shortened(worker.model, 16)}` : ""));
     this.group.hidden = !worker.group;
     if (worker.group) {
       const { id, rank, size } = worker.group;
@@ -51,7 +52,8 @@ class Tile {
     setText(this.facts.running, `${count(worker.running)}/${count(worker.sequences)}`);
     setText(this.facts.waiting, count(worker.waiting));
     setText(this.facts.step, worker.step_ms === null ? "–" : `${figure(worker.step_ms)} ms`);
-    setText(this.facts.accepted, worker.drafts || worker.accepted > 1.005 ? `${worker.accepted.toFixed(2)} (MTP)` : figure(worker.accepted));
+    setText(this.facts.accepted, worker.accepted.toFixed(2));
+    this.mtp.hidden = !worker.drafts && worker.accepted <= 1.005;
     const doubts = [
       worker.credit_withdrawn && `cache not believed: ${worker.credit_withdrawn.replaceAll("_", " ")}`,
       worker.speed_doubted && `speed not believed: ${worker.speed_doubted.replaceAll("_", " ")}`,
