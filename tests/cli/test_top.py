@@ -96,7 +96,7 @@ def test_a_document_is_told_in_lines() -> None:
     text = "\n".join(top.describe(document()))
     for part in (
         "1 of 1 workers ready, version 0.1.0; m",
-        "output 123.4, prompts -",
+        "output 123, prompts -",
         "2 waiting (high 0, normal 2, low 0), oldest for 1.5 s",
         "p50 20 ms, p90 30 ms, p99 40.5 ms, of 10",
         "per token   none in the last minute",

@@ -94,10 +94,11 @@ def test_flags_that_may_be_repeated_are_and_no_others(capsys: pytest.CaptureFixt
     )
 
 
-def test_two_sides_share_two_flags_and_the_rest_is_of_one() -> None:
+def test_two_sides_share_a_few_flags_and_the_rest_is_of_one() -> None:
     of_worker = {flag.name for flag in WORKER_FLAGS.values()}
     of_fleet = {flag.name for flag in FLEET_FLAGS.values()}
-    assert of_worker & ROUTER.keys() == {"--secret-file", "--log-level"}
+    shared = {"--secret-file", "--log-level", "--log-format", "--log-requests-per-s"}
+    assert of_worker & ROUTER.keys() == shared
     assert not of_fleet & (of_worker | ROUTER.keys())
     names = [flag.name for flag in main.serve_flags()]
     assert len(names) == len(set(names))
@@ -107,9 +108,9 @@ def test_what_both_sides_need_is_given_once(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("eight bytes\n")
     args = main.make_parser("serve").parse_args(
-        ["serve", f"--secret-file={secret}", "--log-level=debug"]
+        ["serve", f"--secret-file={secret}", "--log-level=debug", "--log-format=json"]
     )
-    both = [f"--secret-file={secret}", "--log-level=debug"]
+    both = [f"--secret-file={secret}", "--log-level=debug", "--log-format=json"]
     assert sorted(worker_argv(args)) == sorted(both)
     assert sorted(typed(args).argv(router.handed_on())) == sorted(both)
     assert router.workers_know(typed(args)), "so that serve makes up none"
