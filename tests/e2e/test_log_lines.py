@@ -68,9 +68,8 @@ def test_a_request_that_is_refused_says_why_in_one_line(pair: tuple[Server, Runn
 
 
 def test_ten_seconds_with_work_are_summed_up_on_both_sides(pair: tuple[Server, Running]) -> None:
-    router, worker = pair
     body = {"model": "tiny", "prompt": "x", "max_tokens": 5}
-    assert router.post("/v1/completions", body).status == 200
+    assert pair[0].post("/v1/completions", body).status == 200
     for side in pair:
         side.wait_line('"the last 10 s"')
         summary = told(side, "the last 10 s")[0]

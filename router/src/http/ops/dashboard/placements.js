@@ -12,10 +12,10 @@ class Pair {
     this.node = element("td", { class: "n" }, [this.expected, this.real]);
   }
 
-  show(expected, real, said = figure) {
+  show(expected, real, over, said = figure) {
     setText(this.expected, said(expected));
     setText(this.real, said(real));
-    setClass(this.real, `real ${judged(expected, real)}`);
+    setClass(this.real, `real ${over ? judged(expected, real) : ""}`);
   }
 }
 
@@ -45,9 +45,9 @@ class Row {
     setText(this.worker, shortened(where, 34));
     if (this.worker.title !== where) this.worker.title = where;
     setText(this.prompt, count(prompt));
-    this.cached.show(predicted?.cached_tokens, actual.cached_tokens, count);
-    this.first.show(predicted?.first_token_ms, actual.first_token_ms);
-    this.rest.show(predicted?.decode_ms, actual.decode_ms);
+    this.cached.show(predicted?.cached_tokens, actual.cached_tokens, false, count);
+    this.first.show(predicted?.first_token_ms, actual.first_token_ms, true);
+    this.rest.show(predicted?.decode_ms, actual.decode_ms, actual.outcome === "finished");
     setText(this.tokens, count(actual.output_tokens));
     setText(this.outcome, said(actual));
     setClass(this.outcome, `outcome ${actual.outcome}`);
