@@ -29,8 +29,14 @@ def at_info(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def ended(key: Key, **changes: Any) -> EndedSequence:
-    figures: dict[str, Any] = {"prompt_tokens": 20, "cached_tokens": 16, "output_tokens": 5}
-    return EndedSequence(key=key, **(figures | {"finish": "stop"} | changes))
+    figures: dict[str, Any] = {
+        "prompt_tokens": 20,
+        "cached_tokens": 16,
+        "output_tokens": 5,
+        "finish": "stop",
+    }
+    figures |= changes
+    return EndedSequence(key=key, **figures)
 
 
 def test_a_request_that_finished_is_a_line_with_its_times(caplog: pytest.LogCaptureFixture) -> None:
