@@ -26,12 +26,18 @@ CASES = {
     "agentic_coding_13conv.blocks16.jsonl.gz": [0.6, 0.9, 1.5],
     "tau_airline_tasks0-32.blocks16.jsonl.gz": [1.5, 4.0],
 }
+TITLES = {
+    "mooncake_conversation_0-40min": "Mooncake conversation",
+    "mooncake_synthetic_first65pct": "Mooncake synthetic",
+    "agentic_coding_13conv.blocks16": "agentic coding",
+    "tau_airline_tasks0-32.blocks16": "tau airline",
+}
 ERROR = "ttft_prediction_error"
 MOMENTS = (ERROR, f"{ERROR}_settled", f"{ERROR}_last", f"{ERROR}_undisturbed")
 KEPT = ("trace", "ttft_ms", "tpot_ms", "e2e_ms", "token_hit_rate", *MOMENTS)
 HEAD = (
-    "| trace, load | mean TTFT (seeds) | off by p50 | mean | p90 | p99 | settled: p50 | mean | p90 | p99 "
-    "| last: p50 | p90 | alone: share | p50 | p90 | p99 |"
+    "| trace, load | mean TTFT, ms (seeds) | placement: p50 | mean | p90 | p99 "
+    "| settled: p50 | mean | p90 | p99 | last: p50 | p90 | alone: share | p50 | p90 | p99 |"
 )
 
 
@@ -52,12 +58,12 @@ def row(report: Report) -> str:
     off, settled, last, alone = (report[moment] for moment in MOMENTS)
     means = report["ttft_mean_ms_by_seed"]
     cells = [
-        f"{report['trace']}, {report['util']:g}",
-        f"{report['ttft_ms']['mean']:.0f} ms ({min(means):.0f} to {max(means):.0f})",
+        f"{TITLES.get(report['trace'], report['trace'])}, {report['util']:g}",
+        f"{report['ttft_ms']['mean']:,.0f} ({min(means):,.0f} to {max(means):,.0f})",
         *(percent(off[figure]) for figure in ("p50", "mean", "p90", "p99")),
         *(percent(settled[figure]) for figure in ("p50", "mean", "p90", "p99")),
         *(percent(last[figure]) for figure in ("p50", "p90")),
-        f"{alone['count'] / off['count']:.0%}".replace("%", " %"),
+        percent(alone["count"] / off["count"]),
         *(percent(alone[figure]) for figure in ("p50", "p90", "p99")),
     ]
     return f"| {' | '.join(cells)} |"
