@@ -149,7 +149,8 @@ fn equal_pairs_take_turns_on_both_sides_and_a_session_stays() {
 
 #[test]
 fn where_one_worker_does_as_well_as_two_nothing_is_moved() {
-    let free = StepCost { fixed_ms: 0.0, prefill_ms: 0.0, context_ms: 0.0, row_ms: 0.0, kv_ms: 0.0 };
+    let free =
+        StepCost { fixed_ms: 0.0, prefill_ms: 0.0, context_ms: 0.0, row_ms: 0.0, kv_ms: 0.0 };
     let mut workers = [prefill(0), decode(1, 0.0)];
     workers.iter_mut().for_each(|worker| worker.worker_load.cost = free);
     workers[1].sources = Some(Arc::new(Sources { any: way(0.0, 0.0), known: Vec::new() }));

@@ -109,8 +109,7 @@ fn a_booking_keeps_what_the_estimate_said() {
 
 #[test]
 fn the_first_token_of_a_decode_leg_comes_after_the_transfer_and_a_step() {
-    let mut scheduler =
-        split::scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
+    let mut scheduler = split::scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
     let wanted = want(1, &keys(1, 100, 0));
     let placement = scheduler.place(&wanted, 0.0).unwrap();
     let (_, estimate) = placement.decision.chosen().unwrap();
@@ -224,7 +223,8 @@ fn a_prompt_that_has_its_blocks_needs_no_more() {
     let used = |scheduler: &mut Scheduler| load(scheduler, 0.0).blocks_used;
     close(used(&mut scheduler), 2.0 * 4_803.0 / 16.0);
     // the first step was the first one's alone; it has all its blocks since
-    let step = report(1, 2_048, Load { running: 1, waiting: 1, blocks_used: 301, ..Load::default() });
+    let step =
+        report(1, 2_048, Load { running: 1, waiting: 1, blocks_used: 301, ..Load::default() });
     let _ = scheduler.step(WorkerId(0), &step, Given::default(), 210.0);
     close(used(&mut scheduler), 301.0 + 4_803.0 / 16.0);
 }

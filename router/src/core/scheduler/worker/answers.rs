@@ -46,7 +46,8 @@ impl<W> Worker<W> {
         let usual = lengths.usual();
         let prompt_blocks = f64::from(wanted.prompt_tokens) / block;
         let needed = blocks_used + prompt_blocks - f64::from(self.capacity.blocks);
-        let most_kept = (self.answers.len() + self.prefills.len()) as f64 * usual.max(block) / block;
+        let most_kept =
+            (self.answers.len() + self.prefills.len()) as f64 * usual.max(block) / block;
         if needed + most_kept <= 0.0 || self.answers.is_empty() {
             return None;
         }
