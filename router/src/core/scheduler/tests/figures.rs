@@ -147,3 +147,84 @@ fn who_comes_within_ten_ms_came_at_the_same_moment() {
         assert!(first.last_ttft_ms > first.predicted_ttft_ms);
     }
 }
+
+/// One worker of which 904 blocks are in use by two answers with 38 and 19 of at most so many tokens. A step of two rows takes
+/// 5.2 ms.
+fn with_two_answers(shared: u32, max_tokens: u32) -> Scheduler {
+    let mut scheduler = scheduler(1);
+    for (n, blocks) in [(1, 400), (2, 500)] {
+        let request = PlacementRequest { max_tokens, ..want(n, &keys(n, blocks, shared)) };
+        scheduler.place(&request, 0.0).unwrap();
+    }
+    let load = Load { running: 2, blocks_used: 904, ..Load::default() };
+    for (number, begins) in [(1, Some(1)), (20, Some(2)), (39, None)] {
+        let step = report(number, 0, load);
+        let _ = scheduler.step(WorkerId(0), &step, Given::default(), 5.2 * number as f64);
+        begins.map(|request| scheduler.begun(RequestId(request), 0, 0.0).unwrap());
+    }
+    scheduler
+}
+
+fn room_ms(scheduler: &mut Scheduler, blocks: u32, shared: u32) -> Option<f64> {
+    let request = want(99, &keys(99, blocks, shared));
+    scheduler.candidates(&request, 300.0).candidates[0].queue.room_ms
+}
+
+#[test]
+fn room_is_for_the_prompt_and_for_what_answers_are_still_to_write() {
+    let mut scheduler = with_two_answers(0, 50);
+    let (first, both) = (Some(12.0 * 5.2), Some(31.0 * 5.2));
+    let near = |got: Option<f64>, expected: Option<f64>| {
+        assert!((got.unwrap() - expected.unwrap()).abs() < 1e-6, "{got:?}, not {expected:?}");
+    };
+    // the first answer gives back 403.3 blocks; both are still to write 43 tokens, 2.7 blocks
+    near(room_ms(&mut scheduler, 496, 0), first); // 402.9 are lacking
+    near(room_ms(&mut scheduler, 498, 0), both); // 404.9 are lacking
+    // each step gives two tokens: 38 steps are all of the first answer, of which one is thought to come nevertheless
+    scheduler.workers[0].accepted = 2.0;
+    near(room_ms(&mut scheduler, 300, 0), Some(2.6));
+}
+
+#[test]
+fn a_worker_keeps_room_for_answers_as_long_as_answers_are_and_for_a_block_more_at_least() {
+    // nothing is known yet: 256 tokens, of which 218 and 237 are to come, 28.4 blocks; of 1000 blocks 96 are free
+    let mut scheduler = with_two_answers(0, 2_000);
+    assert_eq!(room_ms(&mut scheduler, 67, 0), None);
+    let full = room_ms(&mut scheduler, 68, 0).unwrap();
+    assert!((full - 256.0 * 5.2).abs() < 1e-6, "{full}");
+    // a prompt before it is to become an answer, too: 4.2 blocks and 3.1
+    scheduler.place(&want(3, &keys(3, 4, 0)), 300.0).unwrap();
+    assert_eq!(room_ms(&mut scheduler, 60, 0), None);
+    assert!(room_ms(&mut scheduler, 61, 0).is_some());
+    scheduler.end(RequestId(3), LegOutput::default(), 300.0).unwrap();
+    for _ in 0..1_000 {
+        scheduler.lengths.ended(0, 10);
+    }
+    // both are longer than answers are: two blocks are kept, and 94 free
+    assert_eq!(room_ms(&mut scheduler, 93, 0), None);
+    assert!(room_ms(&mut scheduler, 94, 0).is_some());
+}
+
+#[test]
+fn blocks_that_a_request_shares_with_one_that_runs_need_no_room_and_are_not_given_back() {
+    let mut scheduler = with_two_answers(300, 50);
+    assert_eq!(room_ms(&mut scheduler, 390, 300), Some(0.0), "90 are new where 96 are free");
+    // 201 are new where 96 are free; the first one gives back the 103 that are its own alone
+    let both = room_ms(&mut scheduler, 501, 300).unwrap();
+    assert!((both - 31.0 * 5.2).abs() < 1e-6, "{both}");
+}
+
+#[test]
+fn a_prompt_that_has_its_blocks_needs_no_more() {
+    let mut scheduler = scheduler(1);
+    for n in [1, 2] {
+        scheduler.place(&want(n, &keys(n, 300, 0)), 0.0).unwrap();
+    }
+    let used = |scheduler: &mut Scheduler| load(scheduler, 0.0).blocks_used;
+    close(used(&mut scheduler), 2.0 * 4_803.0 / 16.0);
+    // the first step was the first one's alone; it has all its blocks since
+    let step =
+        report(1, 2_048, Load { running: 1, waiting: 1, blocks_used: 301, ..Load::default() });
+    let _ = scheduler.step(WorkerId(0), &step, Given::default(), 210.0);
+    close(used(&mut scheduler), 301.0 + 4_803.0 / 16.0);
+}
