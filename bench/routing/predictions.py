@@ -4,7 +4,9 @@ router learns of the workers alone (`--step-prior` of `headrace sim` gives it th
     .venv/bin/python -m bench.routing.predictions --out bench/results/routing_predictions.json
 
 A prediction says when the first token comes if nobody else is placed on that worker before; what later arrivals add
-cannot be known then. So the errors of the requests after which nobody was are given apart.
+cannot be known then. So each error is given at three moments: at the placement; once all that came in the same moment
+are placed, too; and with all that were placed until the first token came. The errors at the placement of the requests
+after which nobody came are given apart. `--print FILE` prints the rows of docs/benchmarks.md from a result file.
 """
 
 import argparse
@@ -24,10 +26,19 @@ CASES = {
     "agentic_coding_13conv.blocks16.jsonl.gz": [0.6, 0.9, 1.5],
     "tau_airline_tasks0-32.blocks16.jsonl.gz": [1.5, 4.0],
 }
-KEPT = (
-    "trace", "ttft_ms", "tpot_ms", "e2e_ms", "token_hit_rate", "ttft_prediction_error",
-    "ttft_prediction_error_undisturbed",
-)  # fmt: skip
+TITLES = {
+    "mooncake_conversation_0-40min": "Mooncake conversation",
+    "mooncake_synthetic_first65pct": "Mooncake synthetic",
+    "agentic_coding_13conv.blocks16": "agentic coding",
+    "tau_airline_tasks0-32.blocks16": "tau airline",
+}
+ERROR = "ttft_prediction_error"
+MOMENTS = (ERROR, f"{ERROR}_settled", f"{ERROR}_last", f"{ERROR}_undisturbed")
+KEPT = ("trace", "ttft_ms", "tpot_ms", "e2e_ms", "token_hit_rate", *MOMENTS)
+HEAD = (
+    "| trace, load | mean TTFT, ms (seeds) | placement: p50 | mean | p90 | p99 "
+    "| settled: p50 | mean | p90 | p99 | last: p50 | p90 | alone: share | p50 | p90 | p99 |"
+)
 
 
 def middle(bench: Bench, file: Path, util: float, flags: list[str], seeds: int) -> Report:
@@ -42,6 +53,33 @@ def middle(bench: Bench, file: Path, util: float, flags: list[str], seeds: int) 
     return report | {"util": util, "flags": flags, "ttft_mean_ms_by_seed": means}
 
 
+def row(report: Report) -> str:
+    """A line of the table in docs/benchmarks.md."""
+    off, settled, last, alone = (report[moment] for moment in MOMENTS)
+    means = report["ttft_mean_ms_by_seed"]
+    cells = [
+        f"{TITLES.get(report['trace'], report['trace'])}, {report['util']:g}",
+        f"{report['ttft_ms']['mean']:,.0f} ({min(means):,.0f} to {max(means):,.0f})",
+        *(percent(off[figure]) for figure in ("p50", "mean", "p90", "p99")),
+        *(percent(settled[figure]) for figure in ("p50", "mean", "p90", "p99")),
+        *(percent(last[figure]) for figure in ("p50", "p90")),
+        percent(alone["count"] / off["count"]),
+        *(percent(alone[figure]) for figure in ("p50", "p90", "p99")),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def percent(share: float) -> str:
+    """Two digits of it."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def table(reports: list[Report]) -> str:
+    """All rows, with their head."""
+    ruler = "|" + "---|" * (HEAD.count("|") - 1)
+    return "\n".join([HEAD, ruler, *map(row, reports)])
+
+
 def main() -> int:
     """Simulate all; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -53,7 +91,11 @@ def main() -> int:
     parser.add_argument("--flags", default="", help="more flags of headrace sim")
     parser.add_argument("--bin", type=Path, default=ROOT / "target/release")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/results/routing_predictions.json")
+    parser.add_argument("--print", type=Path, metavar="FILE", help="only print a result file")
     args = parser.parse_args()
+    if args.print is not None:
+        print(table(json.loads(args.print.read_text())))
+        return 0
     bench = Bench(args)
     origin = {
         "machine": machine(),
@@ -69,15 +111,7 @@ def main() -> int:
             for util in utils
         ]
         reports: list[Report] = [future.result() | setting | origin for future in pending]
-    for report in reports:
-        ttft, off = report["ttft_ms"], report["ttft_prediction_error"]
-        alone = report["ttft_prediction_error_undisturbed"]
-        print(
-            f"{report['trace'][:30]:30} {report['util']:>5g}  mean {ttft['mean']:>7.0f} ms"
-            f"  off by p50 {off['p50']:>6.1%}"
-            f"  mean {off['mean']:>6.1%}  p90 {off['p90']:>6.1%}  undisturbed ({alone['count'] / off['count']:.0%})"
-            f"  p50 {alone['p50']:>6.1%}  mean {alone['mean']:>6.1%}  p90 {alone['p90']:>6.1%}"
-        )
+    print(table(reports))
     text = ",\n".join(json.dumps(rounded(report), separators=(",", ":")) for report in reports)
     args.out.write_text(f"[\n{text}\n]\n")
     print(args.out)

@@ -133,6 +133,46 @@ fn a_prior_that_is_no_cost_is_passed_over() {
     assert_eq!(StepFit::new(Some(negative), None).cost(), UNKNOWN);
 }
 
+/// A step of 1,000 prompt tokens, and one of ten rows, whose durations [`steady`] learns as a whole.
+const PROMPT_STEP: StepFeatures =
+    StepFeatures { prefill_tokens: 1_000.0, prefill_context: 0.0, rows: 0.0, kv_tokens: 0.0 };
+const ROW_STEP: StepFeatures =
+    StepFeatures { prefill_tokens: 0.0, prefill_context: 0.0, rows: 10.0, kv_tokens: 0.0 };
+
+/// Has seen so many steps that took as long as it thought.
+fn steady(step: &StepFeatures, steps: usize) -> StepFit {
+    let mut fit = StepFit::new(Some(TRUE), None);
+    (0..steps).for_each(|_| fit.observe(step, TRUE.step_ms(step)));
+    fit
+}
+
+#[test]
+fn half_of_what_steps_taught_is_gone_after_23_with_prompts_or_69_without() {
+    for (step, steps) in [(PROMPT_STEP, 23), (ROW_STEP, 69)] {
+        let mut fit = steady(&step, 1_000);
+        let ms = TRUE.step_ms(&step);
+        (0..steps).for_each(|_| fit.observe(&step, 2.0 * ms));
+        // least squares of relative errors of a half at 1 and a half at 2: (1 + 1/2) / (1 + 1/4)
+        let learnt = fit.cost().step_ms(&step) / ms;
+        assert!((learnt - 1.2).abs() < 0.01, "{learnt}");
+    }
+}
+
+#[test]
+fn a_stall_teaches_what_a_step_four_times_as_long_as_thought_does() {
+    for (seen, whole) in [(7, true), (8, false)] {
+        let ms = TRUE.step_ms(&PROMPT_STEP);
+        let after = |times: f64| {
+            let mut fit = steady(&PROMPT_STEP, seen);
+            fit.observe(&PROMPT_STEP, times * ms);
+            fit.cost().step_ms(&PROMPT_STEP)
+        };
+        // the first few steps may tell that the guess was far off
+        assert_eq!((after(100.0) - after(4.0)).abs() > 1e-6 * ms, whole, "{seen}");
+        assert!((after(4.0) - after(3.9)).abs() > 1e-6 * ms, "{seen}");
+    }
+}
+
 proptest! {
     #[test]
     fn whatever_is_reported_the_coefficients_stay_finite_and_not_negative(

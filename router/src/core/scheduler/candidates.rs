@@ -71,7 +71,7 @@ impl<W> Scheduler<W> {
                 let needs = Wanted { prompt_tokens: wanted.prompt_tokens, keys };
                 let used = candidate.worker_load.blocks_used;
                 candidate.queue.room_ms =
-                    worker.room_ms(&needs, used, &self.lengths, self.block_tokens, now_ms);
+                    worker.room_ms(&needs, used, &self.lengths, self.block_tokens);
             }
             let pulls = splits && worker.decodes() && worker.kv_block_bytes > 0;
             candidate.excluded = exclusion(worker, wanted, hopeless);

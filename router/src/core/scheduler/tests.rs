@@ -3,6 +3,7 @@
 mod apply;
 mod claims;
 mod credit;
+mod figures;
 mod groups;
 mod learning;
 mod queue;

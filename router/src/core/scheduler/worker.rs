@@ -82,6 +82,8 @@ pub(super) struct Worker<W> {
     /// Legs that make way.
     yielding: u32,
     backlog_context: f64,
+    /// Of `backlog_tokens`, those of prompts that have no blocks yet.
+    without_blocks: u64,
     /// What it says of its speed, against what is seen of it.
     pub(super) claims: Claims,
     /// What is seen of it, while it is not believed.
@@ -136,6 +138,7 @@ impl<W> Worker<W> {
             yielding_tokens: 0,
             yielding: 0,
             backlog_context: 0.0,
+            without_blocks: 0,
             claims: Claims::default(),
             measured: Measured::default(),
             busy_since_ms: None,
@@ -275,6 +278,8 @@ impl<W> Worker<W> {
             prompt_tokens,
             left,
             running,
+            has_blocks: false,
+            max_tokens: leg.tokens.saturating_sub(prompt_tokens.into()) as f64,
             keys: Arc::clone(&leg.keys),
             awaits: leg.awaits,
             yields: leg.yields,
@@ -307,7 +312,7 @@ impl<W> Worker<W> {
                 prompt_tokens: leg.prompt_tokens,
                 keys: Arc::clone(&leg.keys),
                 max_tokens,
-                since_ms: leg.begun_ms,
+                since_step: self.step,
             });
         }
         self.note_rest();
@@ -385,7 +390,7 @@ impl<W> Worker<W> {
         let (backlog_tokens, backlog_context) = self.backlog();
         let occupied = self.occupied();
         let elapsed_ms = if occupied > 0 { (now_ms - self.step_began_ms).max(0.0) } else { 0.0 };
-        let to_come = (self.backlog_tokens as f64 + self.others.left() + self.arriving_new)
+        let to_come = (self.without_blocks as f64 + self.others.left() + self.arriving_new)
             / f64::from(block_tokens);
         WorkerLoad {
             cost: self.fit.cost(),

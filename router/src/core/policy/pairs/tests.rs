@@ -148,6 +148,18 @@ fn equal_pairs_take_turns_on_both_sides_and_a_session_stays() {
 }
 
 #[test]
+fn where_one_worker_does_as_well_as_two_nothing_is_moved() {
+    let free =
+        StepCost { fixed_ms: 0.0, prefill_ms: 0.0, context_ms: 0.0, row_ms: 0.0, kv_ms: 0.0 };
+    let mut workers = [prefill(0), decode(1, 0.0)];
+    workers.iter_mut().for_each(|worker| worker.worker_load.cost = free);
+    workers[1].sources = Some(Arc::new(Sources { any: way(0.0, 0.0), known: Vec::new() }));
+    let decision = choose(PolicyName::Kv, &ask(8_000), &workers);
+    assert_eq!(decision.pair.unwrap().estimate.total_ms(), decision.estimates[1].total_ms());
+    assert_eq!((decision.prefill, decision.winner), (None, Some(WorkerId(1))));
+}
+
+#[test]
 fn who_would_rather_wait_for_a_prefill_worker_waits_and_who_would_not_does_not() {
     let mut long = prefill(0);
     long.excluded = Some(Exclusion::Backlog);

@@ -63,25 +63,28 @@ fn a_prompt_waits_for_the_one_that_computes_what_it_counts_on() {
 #[test]
 fn a_full_pool_has_room_when_answers_end_the_soonest_first() {
     let mut scheduler = scheduler(1);
-    let room_ms = |scheduler: &mut Scheduler, blocks: u32, now_ms: f64| {
+    let room_ms = |scheduler: &mut Scheduler, blocks: u32| {
         let request = want(99, &keys(99, blocks, 0));
-        scheduler.candidates(&request, now_ms).candidates[0].queue.room_ms
+        scheduler.candidates(&request, 300.0).candidates[0].queue.room_ms
     };
     for (n, blocks) in [(1, 400), (2, 500)] {
         scheduler.place(&want(n, &keys(n, blocks, 0)), 0.0).unwrap();
     }
     let load = Load { running: 2, blocks_used: 904, ..Load::default() };
-    let _ = scheduler.step(WorkerId(0), &report(1, 2048, load), Given::default(), 100.0);
-    scheduler.begun(RequestId(1), 0, 100.0).unwrap();
-    scheduler.begun(RequestId(2), 0, 200.0).unwrap();
-    assert_eq!(room_ms(&mut scheduler, 40, 300.0), None, "there is room");
-    // answers end with 50 tokens at the latest, a step of two rows takes 5.2 ms: 260 ms, of which 200 and 100 are over
-    let first = room_ms(&mut scheduler, 300, 300.0).unwrap();
-    assert!((55.0..65.0).contains(&first), "{first}");
-    let both = room_ms(&mut scheduler, 900, 300.0).unwrap();
-    assert!((155.0..165.0).contains(&both), "{both}");
+    // one begins with the first step, one with the twentieth; both run
+    for (number, begins) in [(1, Some(1)), (20, Some(2)), (39, None)] {
+        let step = report(number, 0, load);
+        let _ = scheduler.step(WorkerId(0), &step, Given::default(), 5.2 * number as f64);
+        begins.map(|request| scheduler.begun(RequestId(request), 0, 0.0).unwrap());
+    }
+    assert_eq!(room_ms(&mut scheduler, 40), None, "there is room");
+    // answers end with 50 tokens at the latest, a step of two rows takes 5.2 ms: 260 ms, of which 38 and 19 steps are over
+    let first = room_ms(&mut scheduler, 300).unwrap();
+    assert!((first - 12.0 * 5.2).abs() < 1e-6, "{first}");
+    let both = room_ms(&mut scheduler, 900).unwrap();
+    assert!((both - 31.0 * 5.2).abs() < 1e-6, "{both}");
     scheduler.end(RequestId(1), LegOutput::default(), 310.0).unwrap();
-    assert!(room_ms(&mut scheduler, 300, 300.0).unwrap() > 150.0, "the first one is gone");
+    assert_eq!(room_ms(&mut scheduler, 300), Some(both), "the first one is gone");
 }
 
 #[test]

@@ -14,7 +14,8 @@ pub(in crate::core::scheduler) struct RunningAnswer {
     pub(super) keys: Arc<[u64]>,
     /// The longest that it may become.
     pub(super) max_tokens: f64,
-    pub(super) since_ms: f64,
+    /// The last step that was reported when it began.
+    pub(super) since_step: u64,
 }
 
 /// A request that needs room.
@@ -31,43 +32,51 @@ struct Leaves {
 }
 
 impl<W> Worker<W> {
-    /// Ms until there is room for a request: its prompt, beside what those that run are expected to write and those before it
-    /// will need; answers end, one after the other, and give back what they hold. Blocks that the request shares with one that
-    /// runs are there already. `None` where the pool would hold all of them, or where too little is known.
+    /// Ms until there is room for a request: its prompt, beside what the worker keeps free for those that run and for the prompts
+    /// before it; answers end, one after the other, and give back what they hold. Blocks that the request shares with one that
+    /// runs are there already. `None` where there is room now, or where too little is known.
     pub(in crate::core::scheduler) fn room_ms(
         &self,
         wanted: &Wanted<'_>,
         blocks_used: f64,
         lengths: &AnswerLengths,
         block_tokens: u32,
-        now_ms: f64,
     ) -> Option<f64> {
         let block = f64::from(block_tokens);
-        let prompt_tokens = f64::from(wanted.prompt_tokens);
-        let needed = blocks_used + prompt_tokens / block - f64::from(self.capacity.blocks);
-        if needed <= 0.0 || self.answers.is_empty() {
+        let usual = lengths.usual();
+        let prompt_blocks = f64::from(wanted.prompt_tokens) / block;
+        let needed = blocks_used + prompt_blocks - f64::from(self.capacity.blocks);
+        let most_kept =
+            (self.answers.len() + self.prefills.len()) as f64 * usual.max(block) / block;
+        if needed + most_kept <= 0.0 || self.answers.is_empty() {
             return None;
         }
         let with_prompts = self.prefills.iter().map(|prefill| shared(&prefill.keys, wanted.keys));
         let with_answers = self.answers.iter().map(|answer| shared(&answer.keys, wanted.keys));
         let there = with_prompts.chain(with_answers).max().unwrap_or(0) as f64;
+        // the engine's rule, see `engine/admission.py`, `spoken_for`: each is to become as long as answers are, and may ask for a
+        // block more at least
+        let kept = |tokens: f64, most: f64| (usual.max(tokens + block).min(most) - tokens) / block;
+        let of_prompts = self.prefills.iter().map(|prefill| kept(0.0, prefill.max_tokens));
+        let mut kept_blocks: f64 = of_prompts.sum();
         let step_ms = self.running_ms() / self.accepted.max(1.0);
-        let mut more = 0.0;
         let mut leaves: Vec<Leaves> = Vec::with_capacity(self.answers.len());
         for answer in &self.answers {
             let most = answer.max_tokens;
-            let tokens = ((now_ms - answer.since_ms).max(0.0) / step_ms.max(1e-3)).min(most);
+            let steps = self.step.saturating_sub(answer.since_step) as f64;
+            let tokens = (steps * self.accepted).min(most);
             let rest = lengths.rest(tokens).min(most - tokens).max(1.0);
-            more += rest / block;
-            let held = (f64::from(answer.prompt_tokens) + tokens + rest) / block;
+            let kept = kept(tokens, most);
+            kept_blocks += kept;
+            let held = (f64::from(answer.prompt_tokens) + tokens) / block + kept;
             let blocks = held - shared(&answer.keys, wanted.keys) as f64; // the request keeps those
             leaves.push(Leaves { in_ms: rest * step_ms, blocks });
         }
-        leaves.sort_by(|a, b| a.in_ms.total_cmp(&b.in_ms));
-        let mut missing = needed + more - there;
+        let mut missing = needed + kept_blocks - there;
         if missing <= 0.0 {
-            return Some(0.0);
+            return (needed > 0.0).then_some(0.0);
         }
+        leaves.sort_by(|a, b| a.in_ms.total_cmp(&b.in_ms));
         for leave in &leaves {
             missing -= leave.blocks;
             if missing <= 0.0 {

@@ -20,6 +20,10 @@ pub(super) struct Prefill {
     pub(super) left: u32,
     /// Of them, those that the step that runs computes.
     pub(super) running: u32,
+    /// A step that was reported computed some of it: it has all its blocks, and the worker counts them as used.
+    pub(super) has_blocks: bool,
+    /// The longest that its answer may become here.
+    pub(super) max_tokens: f64,
     pub(super) keys: Arc<[u64]>,
     pub(super) awaits: Option<AwaitedLeg>,
     pub(super) yields: bool,
@@ -50,6 +54,7 @@ impl<W> Worker<W> {
             for prefill in &mut self.prefills {
                 let done = part(prefill).min(tokens);
                 prefill.left -= done;
+                prefill.has_blocks |= done > 0;
                 tokens -= done;
             }
         }
@@ -208,8 +213,12 @@ impl<W> Worker<W> {
 
     pub(super) fn count_backlog(&mut self) {
         let (mut tokens, mut positions) = (0, 0.0);
+        self.without_blocks = 0;
         for prefill in &self.prefills {
             tokens += u64::from(prefill.left);
+            if !prefill.has_blocks {
+                self.without_blocks += u64::from(prefill.left);
+            }
             positions +=
                 context((prefill.prompt_tokens - prefill.left).into(), prefill.left.into());
         }
