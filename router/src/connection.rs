@@ -69,9 +69,8 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
         None => Transport::from(stream),
         Some(port) => {
             let entering = tls_port::enter(stream, address, port, clients);
-            let Some(stream) = clients.gate.pass(&Streams::default(), entering).await else {
-                return;
-            };
+            let entered = Box::pin(clients.gate.pass(&Streams::default(), entering)).await;
+            let Some(stream) = entered else { return };
             stream
         }
     };
@@ -103,7 +102,7 @@ async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
         Ok(Some(Protocol::Http1)) => http1::serve(io, socket, clients).await,
         Ok(Some(Protocol::Http2)) => {
             socket.multiplexes();
-            http2::serve(io, socket, clients).await;
+            Box::pin(http2::serve(io, socket, clients)).await; // its room is no burden to HTTP/1
         }
         Ok(None) | Err(_) => {} // it left
     }

@@ -34,7 +34,8 @@ const PIECE: usize = 64 << 10;
 
 pub(super) async fn serve(mut io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) {
     loop {
-        match talk(io, socket, clients).await {
+        // on the heap, so that a stream, which needs none of hyper, does not hold the room for it
+        match Box::pin(talk(io, socket, clients)).await {
             End::Closed => return,
             End::Late => break,
             End::Streams(back, answer) => {
