@@ -39,11 +39,10 @@ TWO_JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)
 CARGO_ALONE = MAKEFLAGS= $(CARGO)
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked
-# What `pip install .[dev]` would install, without building the package first.
-DEPENDENCIES := import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+# What `pip install .[EXTRAS]` would install, without building the package first; the extras are arguments.
+DEPENDENCIES := import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	e = p['optional-dependencies']; \
-	print(*p['dependencies'], *(d for name in ('worker', 'hub', 'bench', 'nixl', 'dev') \
-	for d in e[name] if not d.startswith('headrace[')), sep='\n')
+	print(*p['dependencies'], *(d for name in sys.argv[1:] for d in e[name] if not d.startswith('headrace[')), sep='\n')
 
 export PIP_NO_INPUT := 1
 
@@ -63,8 +62,18 @@ setup: tools ## build and install everything into .venv (a second run is quick)
 	@$(MAKE) -s --no-print-directory $(TWO_JOBS) $(VENV)/.dependencies $(VENV)/.core
 	@$(MAKE) -s --no-print-directory $(VENV)/.installed
 
+.PHONY: setup-cpu
+setup-cpu: tools ## build and install what serves without a GPU: no torch, a tenth of the download
+	@$(MAKE) -s --no-print-directory $(VENV)/.maturin
+	@$(MAKE) -s --no-print-directory $(TWO_JOBS) $(VENV)/.dependencies-cpu $(VENV)/.core
+	@$(MAKE) -s --no-print-directory $(VENV)/.installed-cpu
+
+# As `headrace serve` looks for one: whatever may be a GPU gets the packages for it.
+GPU = $(PYTHON) -c 'import ctypes, os; os.path.exists("/dev/kfd") or ctypes.CDLL("libcuda.so.1")' 2>/dev/null
+
 .PHONY: serve
-serve: setup ## start router and workers, and print the URL (PORT, MODEL, ARGS)
+serve: tools ## start router and workers, and print the URL (PORT, MODEL, ARGS); without a GPU it needs no torch
+	@if $(GPU); then $(MAKE) -s --no-print-directory setup; else $(MAKE) -s --no-print-directory setup-cpu; fi
 	@exec $(VENV)/bin/headrace serve $(MODEL) --port $(PORT) $(ARGS)
 
 ##@ Develop
@@ -98,6 +107,22 @@ test-rust: tools ## Rust tests alone
 .PHONY: test-python
 test-python: setup ## Python and end-to-end tests alone
 	@$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(TESTS)
+
+# A worker as `pip install "headrace[cpu]"` gives it, from the wheel; and the tests that ask for no more than it has.
+WITHOUT_TORCH := target/without-torch
+NEED_NO_TORCH := tests/without_torch tests/bindings tests/settings tests/wire
+
+.PHONY: test-without-torch
+test-without-torch: setup ## the tests that need no torch, in an environment that has none, with the wheel (TESTS)
+	@test -x $(WITHOUT_TORCH)/bin/python || $(PY) -m venv $(WITHOUT_TORCH)
+	@rm -rf $(WITHOUT_TORCH)/wheel
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin build --release --locked --quiet --out $(WITHOUT_TORCH)/wheel
+	@$(WITHOUT_TORCH)/bin/python -m pip --disable-pip-version-check --quiet install --force-reinstall --no-deps \
+		$(WITHOUT_TORCH)/wheel/*.whl
+	@$(PY) -c "$(DEPENDENCIES)" cpu test > $(WITHOUT_TORCH)/requirements.txt
+	@$(WITHOUT_TORCH)/bin/python -m pip --disable-pip-version-check --quiet install -r $(WITHOUT_TORCH)/requirements.txt
+	@HEADRACE_REQUIRE=no-torch $(WITHOUT_TORCH)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal \
+		$(or $(TESTS),$(NEED_NO_TORCH))
 
 .PHONY: test-clients
 test-clients: setup ## real clients, each in an environment of its own; the table of docs/api.md (ARGS="--only 'openai 3'")
@@ -249,8 +274,14 @@ $(VENV)/.maturin: | $(VENV)/bin/python
 
 $(VENV)/.dependencies: pyproject.toml $(VENV)/.maturin
 	@echo 'setup: Python packages (torch is large: the first time takes minutes)'
-	@$(PY) -c "$(DEPENDENCIES)" > $(VENV)/requirements.txt
+	@$(PY) -c "$(DEPENDENCIES)" cpu worker hub bench nixl test dev > $(VENV)/requirements.txt
 	@$(PIP) install -r $(VENV)/requirements.txt
+	@touch $@ $(VENV)/.dependencies-cpu
+
+$(VENV)/.dependencies-cpu: pyproject.toml $(VENV)/.maturin
+	@echo 'setup: Python packages'
+	@$(PY) -c "$(DEPENDENCIES)" cpu hub > $(VENV)/requirements-cpu.txt
+	@$(PIP) install -r $(VENV)/requirements-cpu.txt
 	@touch $@
 
 $(VENV)/.core: $(RUST_SOURCES) $(VENV)/.maturin
@@ -259,6 +290,11 @@ $(VENV)/.core: $(RUST_SOURCES) $(VENV)/.maturin
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.dependencies $(VENV)/.core
+	@$(MATURIN) > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
+	@touch $@ $(VENV)/.installed-cpu
+	@echo 'setup: done; the CLI is $(VENV)/bin/headrace'
+
+$(VENV)/.installed-cpu: pyproject.toml $(VENV)/.dependencies-cpu $(VENV)/.core
 	@$(MATURIN) > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
 	@touch $@
 	@echo 'setup: done; the CLI is $(VENV)/bin/headrace'

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bench.helpers import report
 from headrace.worker.parallel.rebalance import Rebalancer
@@ -43,8 +44,8 @@ ATTENTION = MlaAttention(
 )  # fmt: skip
 
 
-def noise(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def noise(*shape: int, seed: int) -> NDArray[np.float32]:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).numpy()
 
 
 def a_batch() -> Batch:
@@ -66,7 +67,7 @@ def rank_passes(rank: int, memory: Path, passes: int, moves: bool, out: Any) -> 
     backend = NativeBackend(ATTENTION, dtype="int8")
     backend.allocate_kv(ROWS // 16)
     placement = LayerPlacement.even(EXPERTS, RANKS)
-    bias = torch.tensor([0.25 if expert in HOT else 0.0 for expert in range(EXPERTS)])
+    bias = np.array([0.25 if expert in HOT else 0.0 for expert in range(EXPERTS)], np.float32)
 
     def make(placed: LayerPlacement) -> Dispatch:
         return AllToAll.of(placed, transport, "exact", torch.device("cpu"))

@@ -27,6 +27,7 @@ from bench.helpers.report import write
 from headrace.models import Batch, DType, Model, load_model
 from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.source import resolve
+from headrace_kernels.upload import tensor_of
 
 BLOCK = 16
 CONTEXT = 128
@@ -127,7 +128,7 @@ def quality(checkpoint: Checkpoint, models: dict[str, Model]) -> list[dict[str, 
         for i, window in enumerate(windows):
             batch = batch_of(1, WINDOW, 0, window)
             batch.logit_rows = np.arange(WINDOW, dtype=np.int32)
-            logits = model.forward(batch)
+            logits = tensor_of(model.forward(batch))
             targets = torch.from_numpy(window[1:])
             loss += float(torch.nn.functional.cross_entropy(logits[:-1], targets, reduction="sum"))
             best = logits.argmax(-1)

@@ -29,7 +29,7 @@ from headrace.engine.engine import Engine
 from headrace.wire.frames import Sampling
 from headrace.worker.step_executor import StepExecutor
 from headrace_kernels.batch import Batch, DraftBatch
-from headrace_kernels.ops import Progress
+from headrace_kernels.ops import Progress, Results
 
 PASS_S = 0.02
 STEPS = 60
@@ -48,11 +48,11 @@ class Sleeper(NoModel):
         time.sleep(PASS_S)
         self.passes.append((began, time.perf_counter()))
 
-    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+    def forward(self, batch: Batch, progress: Progress | None = None) -> Results:
         self._sleep()
         return super().forward(batch, progress)
 
-    def draft(self, batch: DraftBatch) -> torch.Tensor:
+    def draft(self, batch: DraftBatch) -> Results:
         self._sleep()
         return super().draft(batch)
 

@@ -23,6 +23,7 @@ from bench.engine.forward import BLOCK, WINDOW, batch_of, cpu_ms, ours
 from bench.helpers.report import write
 from headrace.models import DType, Model, load_model
 from headrace.models.load.source import resolve
+from headrace_kernels.upload import tensor_of
 
 FORMS = {"llama": "smollm2", "exact": "smollm2-r1", "paired": "smollm2-r1-paired"}
 DTYPES: tuple[DType, ...] = ("float32", "int8")
@@ -62,7 +63,7 @@ def agreement(models: dict[str, Model], windows: np.ndarray) -> dict[str, dict[s
         for form, model in models.items():
             batch = batch_of(1, WINDOW, 0, window)
             batch.logit_rows = np.arange(WINDOW, dtype=np.int32)
-            logits[form] = model.forward(batch).clone()
+            logits[form] = tensor_of(model.forward(batch)).clone()
             equal = logits[form].argmax(-1) == logits["llama"].argmax(-1)
             same[form] += float(equal.float().mean()) / len(windows)
             difference = float((logits[form] - logits["llama"]).abs().max())

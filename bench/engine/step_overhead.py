@@ -35,7 +35,7 @@ from headrace.engine.cache.block_log import BlockLog, CacheView
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
-from headrace.engine.sampling import sampler, topk
+from headrace.engine.sampling.host_logits import HostLogits
 from headrace.engine.step import forward as forward_pass
 from headrace.models import Batch
 from headrace.models.step_memory import StepMemory
@@ -43,7 +43,7 @@ from headrace.wire.codec import encode
 from headrace.wire.frames import Sampling, Submit
 from headrace.worker.outbox import Outbox
 from headrace_kernels.batch import DraftBatch
-from headrace_kernels.ops import Fence, KvPool, Progress
+from headrace_kernels.ops import Fence, KvPool, Progress, Results
 
 BLOCK = 16
 VOCAB = 49_152  # of the default model
@@ -53,8 +53,7 @@ RUNS = 3
 STEPS = 40  # of a run, and again as many for its parts
 LIMITS_MS = {32: 2.0, 256: 0.8, 1024: 3.0}
 MOST_DRAFTED = 1024  # in a step: what they are drafted from takes 200 MB
-ON_LOGITS = [(topk, name) for name in ("argmax", "race", "highest", "log_total")]
-ON_LOGITS.append((sampler, "_rows"))
+ON_LOGITS = [(HostLogits, name) for name in ("argmax", "race", "highest", "log_total", "take")]
 
 
 class NoModel:
@@ -79,9 +78,9 @@ class NoModel:
         ranks[2] = vocabulary  # nobody stops
         ranks[7] = 0  # always the most probable token
         logits = (-2 * np.log1p(ranks)).astype(np.float32)  # as peaked as text, and as long a tail
-        self._logits = torch.from_numpy(logits).repeat(rows, 1)
+        self._logits = np.tile(logits, (rows, 1))
         logits[7 if right else 8] = 30
-        self._guesses = self._logits if right else torch.from_numpy(logits).repeat(rows, 1)
+        self._guesses = self._logits if right else np.tile(logits, (rows, 1))
 
     def allocate_kv(self, num_blocks: int) -> None:
         del num_blocks
@@ -93,14 +92,14 @@ class NoModel:
     def kv_pool(self) -> KvPool:
         raise AssertionError("no KV is moved here")
 
-    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+    def forward(self, batch: Batch, progress: Progress | None = None) -> Results:
         del progress
         return self._logits[: len(batch.logit_rows)]
 
-    def draft(self, batch: DraftBatch) -> torch.Tensor:
+    def draft(self, batch: DraftBatch) -> Results:
         return self._guesses[: len(batch.logit_rows)]
 
-    def pooled(self) -> torch.Tensor:
+    def pooled(self) -> Results:
         raise AssertionError("no prompt is pooled here")
 
     def fence(self) -> Fence | None:

@@ -16,7 +16,6 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bench.helpers import report
 from bench.helpers.ranks import Ranks
@@ -32,7 +32,7 @@ from headrace_kernels.batch import Batch
 from headrace_kernels.moe.dispatch import Combine, Routed, Sent
 from headrace_kernels.moe.placement import LayerPlacement
 from headrace_kernels.native import NativeBackend
-from headrace_kernels.ops import MlaAttention, MlaStep, Routing, Value
+from headrace_kernels.ops import Compiled, MlaAttention, MlaStep, Routing, Value
 from headrace_kernels.transport.shared_memory import SharedMemory
 
 RANKS, BLOCK_TOKENS = 2, 16
@@ -96,12 +96,12 @@ def batch_of(rows: int) -> Batch:
 
 def layer(
     backend: NativeBackend, shape: Shape, transport: SharedMemory, rows_apart: int
-) -> Callable[[Batch], torch.Tensor]:
+) -> Compiled:
     """A program of one layer. All ranks draw the same weights."""
     draw = torch.Generator().manual_seed(7)
 
-    def noise(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=draw) / size[-1] ** 0.5
+    def noise(*size: int) -> NDArray[np.float32]:
+        return (torch.randn(*size, generator=draw) / size[-1] ** 0.5).numpy()
 
     placement = LayerPlacement.even(shape.experts, RANKS)
     home = placement.replicas_for(transport.rank, torch.device("cpu"))
@@ -118,7 +118,7 @@ def layer(
     )
     experts: Any = backend.experts(
         noise(shape.experts, shape.hidden),
-        torch.zeros(shape.experts),
+        np.zeros(shape.experts, np.float32),
         [noise(2 * shape.width, shape.hidden) for _ in range(held)],
         [noise(shape.hidden, shape.width) for _ in range(held)],
         routing,
@@ -126,7 +126,7 @@ def layer(
         dispatch=ByItself(exchange),
     )
     tokens = torch.Generator().manual_seed(transport.rank)
-    table = backend.table(torch.randn(max(ROWS) + 1, shape.hidden, generator=tokens))
+    table = backend.table(torch.randn(max(ROWS) + 1, shape.hidden, generator=tokens).numpy())
 
     def describe(step: MlaStep) -> Value:
         x = step.embed(table)

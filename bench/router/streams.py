@@ -111,7 +111,15 @@ def waiting(binaries: Path, doc: Path, folder: Path, streams: int) -> float:
         load(binaries, one, "-n", "1", "-c", "1", "--max-tokens", "1", "--chat")
         before, others = resident(one), begun(one)
         command = [binaries / "headrace-bench", "load", "--json", "-", "--target", one.address]
-        command += ["-n", str(streams), "-c", str(streams), "--max-tokens", WAITING_TOKENS, "--chat"]
+        command += [
+            "-n",
+            str(streams),
+            "-c",
+            str(streams),
+            "--max-tokens",
+            WAITING_TOKENS,
+            "--chat",
+        ]
         clients = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + WAIT_LIMIT_S

@@ -1,6 +1,8 @@
 //! The CPU kernels for Python: packed weights, and a recorded forward pass that runs with the GIL released.
 
 mod exchange;
+mod mapped;
+mod weights;
 
 use std::sync::Arc;
 
@@ -17,39 +19,16 @@ use headrace_kernels::rows::Rope;
 use headrace_kernels::run::Outputs;
 use headrace_kernels::simd::Level;
 use headrace_kernels::step::{Draft, Step, StepError};
-use headrace_kernels::weight::{self, Dtype, Elements};
+use headrace_kernels::weight::{Dtype, Elements};
 use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use exchange::PyExchange;
+use weights::Stored;
+pub(crate) use weights::{Table, Weight};
 
 use crate::ranks::SharedExchange;
-
-/// Rows of a checkpoint as they are stored: `f32`, or 16 bits whose meaning a name says.
-#[derive(FromPyObject)]
-enum Stored<'py> {
-    F32(PyReadonlyArray2<'py, f32>),
-    Bits(PyReadonlyArray2<'py, u16>),
-}
-
-impl Stored<'_> {
-    fn width(&self) -> usize {
-        match self {
-            Self::F32(x) => x.as_array().ncols(),
-            Self::Bits(x) => x.as_array().ncols(),
-        }
-    }
-
-    fn elements(&self, stored: &str) -> PyResult<Elements<'_>> {
-        match (self, stored) {
-            (Self::F32(x), "float32") => Ok(Elements::F32(x.as_slice()?)),
-            (Self::Bits(x), "bfloat16") => Ok(Elements::Bf16(x.as_slice()?)),
-            (Self::Bits(x), "float16") => Ok(Elements::F16(x.as_slice()?)),
-            _ => Err(PyTypeError::new_err(format!("elements of the array are not {stored}"))),
-        }
-    }
-}
 
 fn dtype_named(name: &str) -> PyResult<Dtype> {
     Dtype::named(name).ok_or_else(|| PyValueError::new_err(format!("unknown dtype {name:?}")))
@@ -64,57 +43,6 @@ fn level_named(name: Option<&str>) -> PyResult<Level> {
 /// What was wrong with an argument, in words.
 fn value_error(error: impl std::error::Error) -> PyErr {
     PyValueError::new_err(error.to_string())
-}
-
-#[pyclass(frozen, module = "headrace._core")]
-pub(crate) struct Weight(Arc<weight::Weight>);
-
-#[pymethods]
-impl Weight {
-    #[new]
-    #[pyo3(signature = (parts, stored, dtype, bias=None))]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
-    fn new(
-        py: Python<'_>,
-        parts: Vec<Stored<'_>>,
-        stored: &str,
-        dtype: &str,
-        bias: Option<Vec<f32>>,
-    ) -> PyResult<Self> {
-        let dtype = dtype_named(dtype)?;
-        let k = parts.first().map_or(0, Stored::width);
-        if k == 0 || parts.iter().any(|part| part.width() != k) {
-            return Err(PyValueError::new_err("parts must be stacked rows of one width"));
-        }
-        let parts = parts.iter().map(|part| part.elements(stored)).collect::<PyResult<Vec<_>>>()?;
-        let n: usize = parts.iter().map(|part| part.len() / k).sum();
-        if bias.as_ref().is_some_and(|bias| bias.len() != n) {
-            return Err(PyValueError::new_err(format!("the bias must have {n} elements")));
-        }
-        let packed = py.detach(|| weight::Weight::pack(&parts, k, bias, dtype));
-        Ok(Self(Arc::new(packed)))
-    }
-
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.0.bytes()
-    }
-}
-
-#[pyclass(frozen, module = "headrace._core")]
-pub(crate) struct Table {
-    table: Arc<weight::Table>,
-    width: usize,
-}
-
-#[pymethods]
-impl Table {
-    #[new]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
-    fn new(rows: Stored<'_>, stored: &str) -> PyResult<Self> {
-        let table = Arc::new(weight::Table::new(rows.elements(stored)?));
-        Ok(Self { table, width: rows.width() })
-    }
 }
 
 #[pyclass(frozen, module = "headrace._core")]

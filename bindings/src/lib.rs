@@ -9,9 +9,9 @@ mod hash;
 mod index;
 mod kernels;
 mod memory;
-mod race;
 mod ranks;
 mod router;
+mod sampling;
 mod segments;
 mod signals;
 mod step;
@@ -41,11 +41,11 @@ mod _core {
     #[pymodule_export]
     use crate::kernels::{Experts, HeadMatrices, Program, Table, Value, Weight};
     #[pymodule_export]
-    use crate::race::race;
-    #[pymodule_export]
     use crate::ranks::{SharedExchange, SharedParcels, order_of_sends, plan_sends};
     #[pymodule_export]
     use crate::router::{Router, check_key_line, check_router, router_flags, router_main};
+    #[pymodule_export]
+    use crate::sampling::{edit_logits, highest_logits, race};
     #[pymodule_export]
     use crate::segments::{copy_segments, crc32};
     #[pymodule_export]

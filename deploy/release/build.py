@@ -138,7 +138,7 @@ def build(out: Path) -> None:
     run(Path(sys.executable).with_name("maturin"), "sdist", "--out", out)
     program = router(out)
     say("inventories")
-    for name, extra in (("headrace", None), ("headrace-worker", "worker")):
+    for name, extra in (("headrace", None), ("headrace-cpu", "cpu"), ("headrace-worker", "worker")):
         text = json.dumps(inventory(extra), indent=1) + "\n"
         (out / f"{name}.cdx.json").write_text(text)
     (out / "SHA256SUMS").write_text(sums(out))

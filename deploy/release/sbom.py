@@ -187,13 +187,27 @@ def project() -> dict[str, Any]:
     return table
 
 
+def required(about: dict[str, Any], extra: str) -> list[str]:
+    """What an extra asks for, with that of the extras of ours that it names."""
+    found: list[str] = []
+    own = f"{about['name']}["
+    for text in about["optional-dependencies"][extra]:
+        if text.startswith(own):
+            found += [
+                one for name in text[len(own) : -1].split(",") for one in required(about, name)
+            ]
+        else:
+            found.append(text)
+    return found
+
+
 def inventory(extra: str | None = None) -> dict[str, Any]:
     """Of the wheel with the router in it; with an extra, of what that installs besides."""
     about = project()
     components, dependencies = crates(cargo_metadata("headrace-bindings"), "headrace-bindings")
     requirements = list(about["dependencies"])
     if extra is not None:
-        requirements += about["optional-dependencies"][extra]
+        requirements += required(about, extra)
     components += python_packages(requirements, set() if extra is None else {extra})
     return document("headrace", about["version"], components, dependencies)
 

@@ -1,6 +1,7 @@
 """The CPU backend: Rust kernels on one thread, with one fixed order of arithmetic for every element.
 
-A description is recorded once; then a step is one call with the GIL released.
+A description is recorded once; then a step is one call with the GIL released. Weights and results are arrays of numpy:
+torch is only imported where ranks of a group exchange rows or experts.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace import _core
 from headrace_kernels.lazy import Lazy
-from headrace_kernels.moe.dispatch import NativeDispatch, Routed
 from headrace_kernels.ops import (
     LAYERS_PER_GROUP,
     Attention,
     Compiled,
     CompiledDraft,
     GatedMlp,
+    HostArray,
     KvPool,
     KvRegion,
     MlaAttention,
@@ -33,11 +33,13 @@ from headrace_kernels.ops import (
 from headrace_kernels.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
+    import torch
+
     from headrace_kernels.batch import Batch, DraftBatch
     from headrace_kernels.moe.dispatch import Dispatch, Sent
 
 Floats = NDArray[np.float32]
-STORED = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+STORED = ("bfloat16", "float16")  # beside float32
 
 
 class NativeBackend:
@@ -94,16 +96,14 @@ class NativeBackend:
             simd=self._simd,
         )
 
-    def matrix(
-        self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None
-    ) -> _core.Weight:
+    def matrix(self, parts: Sequence[HostArray], bias: HostArray | None = None) -> _core.Weight:
         stored = _stored(parts)
         arrays = [_array(part, stored) for part in parts]
         return _core.Weight(
-            arrays, stored, self.dtype_name, None if bias is None else bias.float().tolist()
+            arrays, stored, self.dtype_name, None if bias is None else self.vector(bias)
         )
 
-    def head_matrices(self, kv_b: torch.Tensor) -> _core.HeadMatrices:
+    def head_matrices(self, kv_b: HostArray) -> _core.HeadMatrices:
         a = self._attention
         assert isinstance(a, MlaAttention), "the model's heads have keys of their own"
         shape = (a.heads, a.nope_dim + a.v_dim, a.kv_lora_rank)
@@ -121,10 +121,10 @@ class NativeBackend:
 
     def experts(
         self,
-        gate: torch.Tensor,
-        bias: torch.Tensor,
-        gate_up: Sequence[torch.Tensor],
-        down: Sequence[torch.Tensor],
+        gate: HostArray,
+        bias: HostArray,
+        gate_up: Sequence[HostArray],
+        down: Sequence[HostArray],
         routing: Routing,
         *,
         shared: GatedMlp | None = None,
@@ -133,8 +133,8 @@ class NativeBackend:
         if len(gate) != routing.experts:
             raise ValueError(f"experts: gate has {len(gate)} rows, expected {routing.experts}")
         return _core.Experts(
-            gate.float().contiguous().numpy(),
-            bias.float().tolist(),
+            _array(gate, "float32"),
+            self.vector(bias),
             _arrays(gate_up),
             _arrays(down),
             self.dtype_name,
@@ -152,29 +152,31 @@ class NativeBackend:
         return experts.counts.astype(np.int64)
 
     def overwrite_expert(
-        self, experts: _core.Experts, slot: int, gate_up: torch.Tensor, down: torch.Tensor
+        self, experts: _core.Experts, slot: int, gate_up: HostArray, down: HostArray
     ) -> None:
         """Waits while the layer computes. ValueError where there is no such slot, or the expert has another shape."""
-        experts.overwrite(slot, _stored_array(gate_up), _stored_array(down))
+        experts.overwrite(slot, stored_array(gate_up), stored_array(down))
 
     def slot_bytes(self, experts: _core.Experts) -> int:
         return experts.slot_nbytes
 
     def read_slot(self, experts: _core.Experts, slot: int) -> torch.Tensor:
+        """A tensor, as ranks send it to each other."""
+        import torch
+
         return torch.from_numpy(experts.read_slot(slot))
 
     def write_slot(self, experts: _core.Experts, slot: int, image: torch.Tensor) -> None:
         """Waits while the layer computes. ValueError where there is no such slot, or the image is of another size."""
         experts.write_slot(slot, image.numpy())
 
-    def vector(self, x: torch.Tensor) -> list[float]:
-        return x.float().tolist()
+    def vector(self, x: HostArray) -> list[float]:
+        return x.astype(np.float32).tolist()
 
-    def table(self, x: torch.Tensor) -> _core.Table:
-        stored = STORED.get(x.dtype, "float32")
-        return _core.Table(_array(x, stored), stored)
+    def table(self, x: HostArray) -> _core.Table:
+        return _core.Table(*stored_array(x))
 
-    def tied_head(self, table: _core.Table, embedding: torch.Tensor) -> _core.Weight:
+    def tied_head(self, table: _core.Table, embedding: HostArray) -> _core.Weight:
         del table  # products read panels of columns, look-ups read rows
         return self.matrix([embedding])
 
@@ -208,8 +210,8 @@ class NativeBackend:
         )
 
     @property
-    def pooled(self) -> torch.Tensor:
-        return torch.from_numpy(self._pooled)
+    def pooled(self) -> Floats:
+        return self._pooled
 
     def fence(self) -> None:
         """A step is done when it returns."""
@@ -217,7 +219,7 @@ class NativeBackend:
     def compile(self, describe: Callable[[Any], Any]) -> Compiled:
         recorded = _Recorded(self._program(), describe)
 
-        def run(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+        def run(batch: Batch, progress: Progress | None = None) -> Floats:
             kept = recorded.kept_rows(batch)
             step = partial(recorded.run, batch, self._kv, kept=kept)
             if batch.pool_rows is not None:
@@ -237,7 +239,7 @@ class NativeBackend:
     def compile_draft(self, describe: Callable[[Any], Any]) -> CompiledDraft:
         recorded = _Recorded(self._program(), describe)
 
-        def run(batch: DraftBatch) -> torch.Tensor:
+        def run(batch: DraftBatch) -> Floats:
             kept = recorded.kept_rows(batch)
             out = recorded.run(
                 batch,
@@ -256,6 +258,8 @@ class NativeBackend:
 
 def _exchange(dispatch: Dispatch) -> _Exchange | _core.SharedExchange:
     """What the program exchanges rows by: without Python where that can be."""
+    from headrace_kernels.moe.dispatch import NativeDispatch  # whoever has a dispatch has torch
+
     native = dispatch.native() if isinstance(dispatch, NativeDispatch) else None
     return _Exchange(dispatch) if native is None else native
 
@@ -268,6 +272,10 @@ class _Exchange:
         self._sent: Sent | None = None
 
     def send(self, x: Floats, ids: NDArray[np.int32], weights: Floats) -> None:
+        import torch
+
+        from headrace_kernels.moe.dispatch import Routed
+
         routed = Routed(*map(torch.from_numpy, (x, ids, weights)))
         self._sent = self._dispatch.send(routed)
 
@@ -278,6 +286,8 @@ class _Exchange:
         return x, slots, weights
 
     def collect(self, y: Floats, places: NDArray[np.int32]) -> tuple[Floats, NDArray[np.int32]]:
+        import torch
+
         assert self._sent is not None, "send comes first"
         sent, self._sent = self._sent, None
         back = sent.collect(torch.from_numpy(y), torch.from_numpy(places))
@@ -301,7 +311,7 @@ class _Recorded:
     def pooled_rows(self, rows: NDArray[np.int32]) -> Floats:
         return np.empty((len(rows), self._program.pooled_width), np.float32)
 
-    def run(self, batch: Batch, kv: Floats | None, **others: Any) -> torch.Tensor:
+    def run(self, batch: Batch, kv: Floats | None, **others: Any) -> Floats:
         assert kv is not None, "allocate_kv comes first"
         wanted = len(batch.logit_rows)
         if wanted > len(self._out):
@@ -318,7 +328,7 @@ class _Recorded:
             out=self._out[:wanted],
             **others,
         )
-        return torch.from_numpy(self._out[:wanted])
+        return self._out[:wanted]
 
 
 def _tail(a: Attention | MlaAttention) -> int:
@@ -340,24 +350,25 @@ def _layout(a: Attention | MlaAttention) -> str:
     return f"native-mla-1 float32 layers={a.layers} {parts} {size}{mtp}"
 
 
-def _stored(parts: Sequence[torch.Tensor]) -> str:
+def _stored(parts: Sequence[HostArray]) -> str:
     """The dtype that all parts have in memory, or can be given without loss."""
-    dtypes = {STORED.get(part.dtype, "float32") for part in parts}
+    dtypes = {part.dtype.name if part.dtype.name in STORED else "float32" for part in parts}
     return dtypes.pop() if len(dtypes) == 1 else "float32"
 
 
-def _arrays(tensors: Sequence[torch.Tensor]) -> Lazy[tuple[NDArray[Any], str]]:
+def _arrays(tensors: Sequence[HostArray]) -> Lazy[tuple[HostArray, str]]:
     """As Rust takes them, with the dtype in which each is stored."""
 
-    return Lazy(range(len(tensors)), lambda i: _stored_array(tensors[i]))
+    return Lazy(range(len(tensors)), lambda i: stored_array(tensors[i]))
 
 
-def _stored_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
-    stored = _stored([tensor])
-    return _array(tensor, stored), stored
+def stored_array(x: HostArray) -> tuple[HostArray, str]:
+    """As Rust takes it, and the dtype in which it is stored."""
+    stored = _stored([x])
+    return _array(x, stored), stored
 
 
-def _array(x: torch.Tensor, stored: str) -> NDArray[Any]:
+def _array(x: HostArray, stored: str) -> HostArray:
     if stored == "float32":
-        return x.float().contiguous().numpy()
-    return x.contiguous().view(torch.uint16).numpy()
+        return np.ascontiguousarray(x, dtype=np.float32)
+    return np.ascontiguousarray(x).view(np.uint16)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 # Layers whose KV is handed on together while later ones are computed; the last group may have fewer. A guess.
 LAYERS_PER_GROUP = 8
 
+# What passes compute, float32 `[rows, width]`: an array on the host, a tensor on a device.
+Results: TypeAlias = "NDArray[np.float32] | torch.Tensor"
+# A weight as a checkpoint gives it, in its dtype there: numpy's own, or one of ml_dtypes.
+HostArray: TypeAlias = "NDArray[Any]"
+
 # Opaque: what a backend made, only it can read.
 Value: TypeAlias = Any  # [rows, width]
 LinearWeight: TypeAlias = Any  # [out, in], with an optional bias
@@ -244,17 +249,15 @@ class Store(Protocol):
         """The device that still computes when a pass returns; `None` where none does."""
         ...
 
-    def matrix(
-        self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None
-    ) -> LinearWeight:
+    def matrix(self, parts: Sequence[HostArray], bias: HostArray | None = None) -> LinearWeight:
         """Matrices `[out_i, in]` as one, stacked."""
         ...
 
-    def vector(self, x: torch.Tensor) -> Vector: ...
+    def vector(self, x: HostArray) -> Vector: ...
 
-    def table(self, x: torch.Tensor) -> EmbeddingTable: ...
+    def table(self, x: HostArray) -> EmbeddingTable: ...
 
-    def tied_head(self, table: EmbeddingTable, embedding: torch.Tensor) -> LinearWeight:
+    def tied_head(self, table: EmbeddingTable, embedding: HostArray) -> LinearWeight:
         """The embedding as the head's matrix; `table` was made of it."""
         ...
 
@@ -267,7 +270,7 @@ class Store(Protocol):
         ...
 
     @property
-    def pooled(self) -> torch.Tensor:
+    def pooled(self) -> Results:
         """What the last main pass kept of the rows that its batch pools, float32; valid until the next one."""
         ...
 
@@ -289,16 +292,16 @@ class MlaBackend(Store, Protocol):
 
     answers_apart: bool  # rows that a batch calls prompt have an arithmetic of their own
 
-    def head_matrices(self, kv_b: torch.Tensor) -> HeadMatrices:
+    def head_matrices(self, kv_b: HostArray) -> HeadMatrices:
         """`[heads, nope_dim + v_dim, kv_lora_rank]`: of each head what makes keys, then what makes values."""
         ...
 
     def experts(
         self,
-        gate: torch.Tensor,
-        bias: torch.Tensor,
-        gate_up: Sequence[torch.Tensor],
-        down: Sequence[torch.Tensor],
+        gate: HostArray,
+        bias: HostArray,
+        gate_up: Sequence[HostArray],
+        down: Sequence[HostArray],
         routing: Routing,
         *,
         shared: GatedMlp | None = None,
@@ -316,7 +319,7 @@ class MlaBackend(Store, Protocol):
         ...
 
     def overwrite_expert(
-        self, experts: LayerExperts, slot: int, gate_up: torch.Tensor, down: torch.Tensor
+        self, experts: LayerExperts, slot: int, gate_up: HostArray, down: HostArray
     ) -> None:
         """Put another expert, `[2 * width, hidden]` and `[hidden, width]`, into a slot, in the same place in memory.
 
@@ -351,13 +354,13 @@ class Compiled(Protocol):
     Where blocks have a drafting layer, the last layer group is not whole before the draft pass, and is not told of.
     """
 
-    def __call__(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor: ...
+    def __call__(self, batch: Batch, progress: Progress | None = None) -> Results: ...
 
 
 class CompiledDraft(Protocol):
     """A draft pass."""
 
-    def __call__(self, batch: DraftBatch) -> torch.Tensor: ...
+    def __call__(self, batch: DraftBatch) -> Results: ...
 
 
 def layer_groups(layers: int) -> list[range]:

@@ -1,10 +1,10 @@
-"""Logits of tokens that may not be chosen become -inf.
+"""Logits of tokens that may not be chosen become -inf, where torch has them.
 
 logits  [rows, vocab]            changed in place
 rows    [masked]                 int64 on the host, which rows of `logits` have a mask
 masks   [masked, vocab/32 up]    uint32 on the host, bit `t % 32` of word `t // 32` is set where token `t` may be chosen
-Cost: on a CPU reads the masks and writes what they forbid; on a GPU copies vocab / 8 bytes a row, then does the same
-there by a kernel of Triton (`dense/mask_rows.py`).
+Cost: on a GPU copies vocab / 8 bytes a row, then reads the masks and writes what they forbid there, by a kernel of
+Triton (`dense/mask_rows.py`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace import _core
 from headrace_kernels.upload import upload
 
 
-def is_native(logits: torch.Tensor) -> bool:
-    """Whether masks are applied on the host, in place."""
-    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
-
-
 def mask_logits(logits: torch.Tensor, rows: NDArray[np.int64], masks: NDArray[np.uint32]) -> None:
-    """In place: native where the logits are the host's, by Triton on a GPU, by torch elsewhere."""
-    if is_native(logits):
-        _core.mask_logits(logits.numpy(), rows, masks)
-        return
+    """In place: by Triton on a GPU, by torch elsewhere."""
     index = upload(rows, logits.device)
     words = upload(masks.view(np.int32), logits.device)
     if logits.device.type != "cuda":

@@ -42,7 +42,7 @@ from headrace_kernels.torch_ops import (
     groups_after,
     region,
 )
-from headrace_kernels.upload import upload
+from headrace_kernels.upload import Weights, tensor_of, upload
 
 if TYPE_CHECKING:
     from headrace_kernels.batch import Batch, DraftBatch
@@ -124,28 +124,31 @@ class TorchMlaBackend(TorchWeights):
         self.cos_sin = self.turns(a)  # [context_tokens, rope_dim]
 
     def fp8_matrix(
-        self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]], bias: torch.Tensor | None = None
+        self, parts: Sequence[tuple[Weights, Weights]], bias: Weights | None = None
     ) -> ScaledMatrix:
         """FP8 matrices `[out_i, in]` with their scales as one, stacked, which stays in FP8."""
         self.keeps_fp8 = True
-        here = [(weight.to(self.device), scale.to(self.device)) for weight, scale in parts]
+        here = [
+            (tensor_of(weight).to(self.device), tensor_of(scale).to(self.device))
+            for weight, scale in parts
+        ]
         return ScaledMatrix(fp8_matrix(here), None if bias is None else self.vector(bias))
 
-    def head_matrices(self, kv_b: torch.Tensor) -> torch.Tensor:
-        return kv_b.to(self.device, self.dtype).contiguous()
+    def head_matrices(self, kv_b: Weights) -> torch.Tensor:
+        return self.vector(kv_b).contiguous()
 
     def experts(
         self,
-        gate: torch.Tensor,
-        bias: torch.Tensor,
-        gate_up: Sequence[torch.Tensor],
-        down: Sequence[torch.Tensor],
+        gate: Weights,
+        bias: Weights,
+        gate_up: Sequence[Weights],
+        down: Sequence[Weights],
         routing: Routing,
         *,
         shared: GatedMlp | None = None,
         dispatch: Dispatch | None = None,
     ) -> experts.Experts:
-        def stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        def stacked(parts: Sequence[Weights]) -> torch.Tensor:
             return stack(parts, self.dtype, self.device)
 
         here = stacked(gate_up), stacked(down)
@@ -153,10 +156,10 @@ class TorchMlaBackend(TorchWeights):
 
     def fp8_experts(
         self,
-        gate: torch.Tensor,
-        bias: torch.Tensor,
-        gate_up: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
-        down: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
+        gate: Weights,
+        bias: Weights,
+        gate_up: Sequence[Sequence[tuple[Weights, Weights]]],
+        down: Sequence[Sequence[tuple[Weights, Weights]]],
         routing: Routing,
         *,
         shared: GatedMlp | None = None,
@@ -165,7 +168,7 @@ class TorchMlaBackend(TorchWeights):
         """Like `experts`, with each matrix as stacked FP8 parts and their scales, which stays in FP8."""
 
         def stacked(
-            experts: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
+            experts: Sequence[Sequence[tuple[Weights, Weights]]],
         ) -> experts.Fp8Experts:
             matrices = Lazy(range(len(experts)), lambda i: self.fp8_matrix(experts[i]).weight)
             return fp8_experts(matrices)
@@ -175,8 +178,8 @@ class TorchMlaBackend(TorchWeights):
 
     def _experts(
         self,
-        gate: torch.Tensor,
-        bias: torch.Tensor,
+        gate: Weights,
+        bias: Weights,
         gate_up: Any,
         down: Any,
         routing: Routing,
@@ -184,8 +187,8 @@ class TorchMlaBackend(TorchWeights):
         dispatch: Dispatch | None,
     ) -> experts.Experts:
         return experts.Experts(
-            gate=gate.to(self.device, torch.float32),
-            bias=bias.to(self.device, torch.float32),
+            gate=tensor_of(gate).to(self.device, torch.float32),
+            bias=tensor_of(bias).to(self.device, torch.float32),
             counts=torch.zeros(len(gate), dtype=torch.int64, device=self.device),
             gate_up=gate_up,
             down=down,
@@ -198,16 +201,16 @@ class TorchMlaBackend(TorchWeights):
         return experts.counts.cpu().numpy()
 
     def overwrite_expert(
-        self, experts: experts.Experts, slot: int, gate_up: torch.Tensor, down: torch.Tensor
+        self, experts: experts.Experts, slot: int, gate_up: Weights, down: Weights
     ) -> None:
-        experts.overwrite(slot, gate_up, down)
+        experts.overwrite(slot, tensor_of(gate_up), tensor_of(down))
 
     def overwrite_fp8_expert(
         self,
         experts: experts.Experts,
         slot: int,
-        gate_up: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        down: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        gate_up: Sequence[tuple[Weights, Weights]],
+        down: Sequence[tuple[Weights, Weights]],
     ) -> None:
         """The same for an expert as `fp8_experts` takes it."""
         experts.overwrite(slot, self.fp8_matrix(gate_up).weight, self.fp8_matrix(down).weight)
@@ -269,14 +272,14 @@ class TorchMlaBackend(TorchWeights):
         return run
 
 
-def stack(parts: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def stack(parts: Sequence[Weights], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """All parts as one. Each is asked for once, and let go of before the next."""
-    first = parts[0]
+    first = tensor_of(parts[0])
     whole = torch.empty(len(parts), *first.shape, dtype=dtype, device=device)
     whole[0] = first
     del first
     for i in range(1, len(parts)):
-        whole[i] = parts[i]
+        whole[i] = tensor_of(parts[i])
     return whole
 
 

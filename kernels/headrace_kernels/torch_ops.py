@@ -27,7 +27,7 @@ from headrace_kernels.ops import (
     StepKind,
     layer_groups,
 )
-from headrace_kernels.upload import upload
+from headrace_kernels.upload import Weights, tensor_of, upload
 
 if TYPE_CHECKING:
     from headrace_kernels.batch import Batch
@@ -86,19 +86,17 @@ class TorchWeights:
         self.keeps_fp8 = False  # until such a weight comes
         self.pooled = torch.empty(0, 0)  # of the last pass that pools rows
 
-    def matrix(
-        self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None
-    ) -> TorchMatrix:
-        stacked = torch.cat([part.to(self.device, self.dtype) for part in parts])
+    def matrix(self, parts: Sequence[Weights], bias: Weights | None = None) -> TorchMatrix:
+        stacked = torch.cat([self.vector(part) for part in parts])
         return TorchMatrix(stacked, None if bias is None else self.vector(bias))
 
-    def vector(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(self.device, self.dtype)
+    def vector(self, x: Weights) -> torch.Tensor:
+        return tensor_of(x).to(self.device, self.dtype)
 
-    def table(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(self.device, self.dtype)
+    def table(self, x: Weights) -> torch.Tensor:
+        return self.vector(x)
 
-    def tied_head(self, table: torch.Tensor, embedding: torch.Tensor) -> TorchMatrix:
+    def tied_head(self, table: torch.Tensor, embedding: Weights) -> TorchMatrix:
         del embedding  # the table has the layout of a matrix
         return TorchMatrix(table, None)
 

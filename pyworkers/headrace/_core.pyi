@@ -38,12 +38,14 @@ __all__ = [
     "cut_answers",
     "decode_frame",
     "derive_hash_key",
+    "edit_logits",
     "encode_frame",
     "encode_outputs",
     "encode_step",
     "end_on_signals",
     "hash_blocks",
     "hash_next_blocks",
+    "highest_logits",
     "mask_logits",
     "noise_keys",
     "order_of_sends",
@@ -481,6 +483,25 @@ def argmax_of_few(
     Row i has `ids[starts[of[i]] : starts[of[i] + 1]]`, and none where `of[i]` is -1.
     """
 
+def edit_logits(
+    logits: NDArray[np.float32],
+    *,
+    added: tuple[_I64, NDArray[np.float32]],
+    penalised: tuple[_I64, NDArray[np.float32], NDArray[np.float32]],
+    forbidden: _I64,
+    kept: list[tuple[int, _I64]],
+) -> None:
+    """Change logits in place: add; divide or multiply by the factor of repetition and subtract; set to -inf; and leave
+    a row nothing but some of its columns. The first item of each is places, which count through all rows.
+
+    Raises ValueError, and then nothing has changed, for a place that is not there.
+    """
+
+def highest_logits(logits: NDArray[np.float32], k: _I64) -> tuple[_I64, NDArray[np.float64]]:
+    """At least the `k` greatest of each row: columns and logits `[rows, most]`, the greatest first, on a tie the lowest
+    column first. Behind the last one are 0 and -inf.
+    """
+
 @final
 class SamplingColumns:
     """How the tokens of each batch row are drawn.
@@ -803,6 +824,24 @@ class Weight:
         dtype: str,
         bias: Sequence[float] | None = None,
     ) -> Weight: ...
+    @staticmethod
+    def mapped(
+        buffer: Buffer,
+        start: int,
+        *,
+        n: int,
+        k: int,
+        dtype: str,
+        bias: Sequence[float] | None = None,
+    ) -> Weight:
+        """`[n, k]`, read where its image lies, from byte `start` of a buffer that nobody can write to.
+
+        Raises ValueError where no image can be: behind the end, not aligned to 64 bytes, on a big-endian machine.
+        """
+
+    def image(self) -> NDArray[np.uint8]:
+        """All that is packed, without the bias: what `mapped` takes."""
+
     @property
     def nbytes(self) -> int:
         """Bytes that one row reads."""
@@ -812,6 +851,9 @@ class Table:
     """Rows to look up by token, kept as they are stored (see `Weight`)."""
 
     def __new__(cls, rows: NDArray[np.float32] | NDArray[np.uint16], stored: str) -> Table: ...
+    @staticmethod
+    def mapped(buffer: Buffer, start: int, *, rows: int, width: int, stored: str) -> Table:
+        """Rows that lie one after the other in a buffer, as with `Weight.mapped`."""
 
 @final
 class HeadMatrices:

@@ -9,6 +9,8 @@ from headrace.errors import MissingExtra
 
 # Our own packages are there or the install is broken: that is a bug to be seen with its traceback.
 OURS = ("headrace", "headrace_kernels")
+# What one extra alone brings, whatever else of it was asked for.
+ONLY_IN = {"torch": "worker", "triton": "worker"}
 
 
 @contextmanager
@@ -20,4 +22,4 @@ def needs(extra: str, what_for: str = "") -> Generator[None]:
         package = (error.name or "").partition(".")[0]
         if not package or package in OURS:
             raise
-        raise MissingExtra(package, extra, what_for) from error
+        raise MissingExtra(package, ONLY_IN.get(package, extra), what_for) from error

@@ -33,6 +33,7 @@ from headrace.mtp_training.prompts import Kind, PromptFileError, read_prompts
 from headrace.mtp_training.report import Bar, machine, plot, rounded
 from headrace.mtp_training.start import fit, fresh_head
 from headrace.mtp_training.writer import Writer
+from headrace_kernels.upload import tensor_of
 
 EXAMPLES = """\
 examples:
@@ -301,9 +302,9 @@ def frozen(
     checkpoint: Checkpoint, vocabulary: Vocabulary, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The model's embedding, and its head for the tokens that can be drafted."""
-    embedding = checkpoint.tensor("model.embed_tokens.weight").float()
+    embedding = tensor_of(checkpoint.tensor("model.embed_tokens.weight")).float()
     tied = checkpoint.config.tie_word_embeddings
-    head = embedding if tied else checkpoint.tensor("lm_head.weight").float()
+    head = embedding if tied else tensor_of(checkpoint.tensor("lm_head.weight")).float()
     return embedding.to(device), head[torch.from_numpy(vocabulary.ids).long()].to(device)
 
 

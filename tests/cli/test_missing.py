@@ -15,6 +15,7 @@ import torch
 
 from headrace import logs
 from headrace.cli import main
+from headrace.errors import MissingExtra
 from headrace.exit_status import EXIT_CONFIG
 from headrace.extras import needs
 from headrace.worker import device
@@ -41,16 +42,17 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "package"),
+    ("command", "package", "extra"),
     [
-        ("worker", "torch"),
-        ("fetch", "numpy"),
-        ("fetch --for=serve --device=cuda", "torch"),
-        ("convert smollm2 --as=deepseek_v3 --out=x", "torch"),
+        ("worker", "numpy", "cpu"),
+        ("worker --device=cuda", "torch", "worker"),
+        ("fetch", "numpy", "cpu"),
+        ("fetch --for=serve --device=cuda", "torch", "worker"),
+        ("convert smollm2 --as=deepseek_v3 --out=x", "numpy", "cpu"),
     ],
 )
 def test_without_the_packages_of_workers_the_extra_is_named(
-    command: str, package: str, tmp_path: Path
+    command: str, package: str, extra: str, tmp_path: Path
 ) -> None:
     code = (
         f"import sys; sys.modules[{package!r}] = None; from headrace.cli.main import main; "
@@ -66,7 +68,8 @@ def test_without_the_packages_of_workers_the_extra_is_named(
         timeout=60,
     )
     typed = "serve" if "--for=serve" in command else command.partition(" ")[0]
-    says = f"{package} is not installed; run: pip install 'headrace[worker]'"
+    what_for = "--device cuda: " if "--device" in command else ""
+    says = f"{what_for}{package} is not installed; run: pip install 'headrace[{extra}]'"
     assert (done.returncode, done.stderr) == (EXIT_CONFIG, f"headrace {typed}: {says}\n")
 
 
@@ -90,7 +93,10 @@ def test_serve_looks_before_it_starts_anything(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     error = one_line(["serve"], capsys)
-    assert error == "headrace serve: torch is not installed; run: pip install 'headrace[worker]'\n"
+    assert error == "headrace serve: numpy is not installed; run: pip install 'headrace[cpu]'\n"
+    error = one_line(["serve", "--ep", "2"], capsys)
+    says = "--ep: torch is not installed; run: pip install 'headrace[worker]'"
+    assert error == f"headrace serve: {says}\n"
 
 
 def test_plots_name_their_extra(
@@ -189,6 +195,14 @@ def test_unasked_the_device_is_what_there_is(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         assert device.choose_device("auto") == name
         assert device.choose_device("cpu") == "cpu"
+
+
+def test_a_gpu_is_not_left_idle_because_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_has_driver", lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r"--device cpu .*torch is not .*headrace\[worker\]"):
+        device.choose_device("auto")
+    assert device.choose_device("cpu") == "cpu"
 
 
 def test_torch_is_not_imported_to_see_that_there_is_no_gpu() -> None:

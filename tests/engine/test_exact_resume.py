@@ -21,12 +21,12 @@ from headrace.models import Model
 from headrace.models.llama import Llama, attention_of, load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace.wire.frames import Ranked, Resume, Sampling, Submit, TokenLimits, TokenLogprob
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Backend
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
 from helpers.engine.pair import Heard, split, unsplit
 from helpers.engine.toy import ToyModel, make_submit, pack
 from helpers.engine.toy_engine import engine_on
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.models.tiny_model import tiny_llama
 
 torch.set_num_threads(1)
@@ -151,7 +151,7 @@ def engines(
         if request.param == "torch":
             backend = TorchBackend(attention, dtype="float32", device="cpu", kernels=REFERENCE)
         else:
-            backend = NativeBackend(attention, dtype=request.param)
+            backend = TensorBackend(attention, dtype=request.param)
         weights = load_weights(checkpoint, backend)
         models.append(Llama(checkpoint.config, weights, backend, BLOCK))
 

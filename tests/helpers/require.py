@@ -32,6 +32,7 @@ NAMES = PACKAGES | {
     "mounts",  # of a user who is root in a namespace of their own
     "netns",
     "nixl",
+    "no-torch",  # an environment without it
     "no-gpu",  # what has ranks of one process stand for GPUs
     "oldest-triton",  # `make compile-table` puts it under target/
     "openssl",

@@ -11,7 +11,7 @@ from headrace.models import DType, load_model
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
-from headrace_kernels.native import NativeBackend
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.models.deepseek_oracle import CONFIGS, build_mtp, load, prompt
 from helpers.models.drafting import Drafter
 from helpers.models.stepping import Stepper, Stream
@@ -107,7 +107,7 @@ def test_all_instruction_sets_give_the_same_bits(tiny: Path, dtype: DType) -> No
     results: list[torch.Tensor] = []
     for simd in ("avx512", "avx2", "portable"):
         try:
-            backend = NativeBackend(attention, dtype=dtype, simd=simd)
+            backend = TensorBackend(attention, dtype=dtype, simd=simd)
         except ValueError:
             continue  # this machine lacks it
         weights = load_weights(checkpoint, backend, mtp=True)

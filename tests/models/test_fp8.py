@@ -9,6 +9,7 @@ import torch
 
 from headrace.models.fp8 import scale_shape
 from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
+from headrace_kernels.upload import tensor_of
 from helpers.models.tiny_deepseek import (
     Tensors,
     dequantise_blocks,
@@ -41,12 +42,12 @@ def test_each_block_has_its_scale(tmp_path: Path, shape: tuple[int, ...]) -> Non
     values, scale_inv = quantised(shape)
     assert scale_inv.shape == scale_shape(shape)
     found = checkpoint(tmp_path, {NAME: values, SCALE: scale_inv})
-    tensor = found.tensor(NAME, shape)
+    tensor = tensor_of(found.tensor(NAME, shape))
     assert tensor.dtype == torch.float32
     assert torch.equal(tensor, dequantise_blocks(values, scale_inv))
     scaled = found.scaled(NAME, shape)
-    assert torch.equal(scaled.weight.float(), values.float())
-    assert torch.equal(scaled.scale_inv, scale_inv)
+    assert torch.equal(tensor_of(scaled.weight).float(), values.float())
+    assert torch.equal(tensor_of(scaled.scale_inv), scale_inv)
 
 
 @pytest.mark.parametrize("rows", [range(300), range(100, 150), range(130, 131), range(5, 5)])
@@ -54,14 +55,14 @@ def test_parts_have_the_scales_of_the_whole(tmp_path: Path, rows: range) -> None
     values, scale_inv = quantised((300, 200))
     found = checkpoint(tmp_path, {NAME: values, SCALE: scale_inv})
     whole = dequantise_blocks(values, scale_inv)
-    assert torch.equal(found.tensor(NAME, rows=rows), whole[rows.start : rows.stop])
+    assert torch.equal(tensor_of(found.tensor(NAME, rows=rows)), whole[rows.start : rows.stop])
 
 
 def test_parts_of_stacked_matrices_are_whole_matrices(tmp_path: Path) -> None:
     values, scale_inv = quantised((4, 130, 140))
     found = checkpoint(tmp_path, {NAME: values, SCALE: scale_inv})
     expected = dequantise_blocks(values, scale_inv)[1:3]
-    assert torch.equal(found.tensor(NAME, rows=range(1, 3)), expected)
+    assert torch.equal(tensor_of(found.tensor(NAME, rows=range(1, 3))), expected)
     assert found.scaled(NAME, rows=range(1, 3)).scale_inv.shape == (2, 2, 2)
 
 

@@ -12,8 +12,8 @@ import torch
 from headrace.models import DType, UnsupportedModelError, load_model
 from headrace.models.llama import Llama, attention_of, load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.models.stepping import Stepper
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_all_instruction_sets_give_the_same_bits(tiny: Path, dtype: DType) -> No
     results: list[torch.Tensor] = []
     for simd in ("avx512", "avx2", "portable"):
         try:
-            backend = NativeBackend(attention, dtype=dtype, simd=simd)
+            backend = TensorBackend(attention, dtype=dtype, simd=simd)
         except ValueError:
             continue  # this machine lacks it
         model = Llama(checkpoint.config, load_weights(checkpoint, backend), backend, BLOCK)

@@ -17,6 +17,7 @@ from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace.models.load.default_model import ensure_default_model
 from headrace.models.load.source import resolve
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
+from headrace_kernels.upload import tensor_of
 from helpers.models.stepping import Stepper
 from helpers.models.tiny_deepseek import tiny_deepseek
 from helpers.models.tiny_model import tiny_llama
@@ -105,9 +106,8 @@ def test_cuts_and_company_change_no_bit_and_the_head_reads_the_same(
     whole = steps.hidden[0]
     assert whole.shape == (60, model.pooled_width)
     if dtype == "float32":
-        head = SafetensorsCheckpoint(path).tensor(
-            "lm_head.weight", (model.vocab_size, model.pooled_width)
-        )
+        shape = (model.vocab_size, model.pooled_width)
+        head = tensor_of(SafetensorsCheckpoint(path).tensor("lm_head.weight", shape))
         torch.testing.assert_close(whole @ head.float().T, logits, rtol=0, atol=1e-4)
     stream, other = steps.stream(tokens), steps.stream(prompt(30, seed=1))
     found: list[torch.Tensor] = []
@@ -120,4 +120,4 @@ def test_cuts_and_company_change_no_bit_and_the_head_reads_the_same(
 def test_rows_that_nobody_pools_cost_nothing(tmp_path: Path) -> None:
     steps = Stepper(native(tiny_llama(tmp_path / "llama")), BLOCK)
     steps.whole(prompt(20))
-    assert steps.model.pooled().numel() == 0
+    assert steps.model.pooled().size == 0

@@ -26,6 +26,7 @@ from headrace.mtp_training.module import HeadModule
 from headrace.mtp_training.prompts import PromptFileError, Prompts, read_prompts
 from headrace.mtp_training.start import fresh_head
 from headrace.mtp_training.writer import Writer, Written
+from headrace_kernels.upload import tensor_of
 from helpers.models.tiny_model import tiny_llama
 
 SMALL = shlex.split(
@@ -152,7 +153,7 @@ def test_text_does_not_depend_on_where_the_writing_stopped(model: Path, tmp_path
 
 def test_what_is_kept_is_what_the_model_says(model: Path) -> None:
     """The hidden state times the head gives the logits whose best ones are kept, and greedy text follows them."""
-    embedding = SafetensorsCheckpoint(model).tensor("model.embed_tokens.weight")
+    embedding = tensor_of(SafetensorsCheckpoint(model).tensor("model.embed_tokens.weight"))
     for s in text_of(model):
         logits = torch.from_numpy(s.hidden.astype(np.float32)) @ embedding.T
         kept = logits.gather(1, torch.from_numpy(s.top_ids).long())

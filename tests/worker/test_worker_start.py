@@ -209,9 +209,8 @@ def test_a_worker_listens_where_others_can_be(routers: tuple[str, ...], host: st
 
 def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
     block = 1 << 20
-    cpu = torch.device("cpu")
     step = StepMemory(lasting=0, attention=1, mlp=0, logits=0)
-    of = partial(kv_blocks, block_bytes=block, device=cpu, step=step)
+    of = partial(kv_blocks, block_bytes=block, device="cpu", step=step)
     blocks = of(None, most_blocks=10**9)
     assert 0 < blocks * block < available_bytes()
     assert of(None, most_blocks=3) == 3

@@ -1,6 +1,6 @@
 //! How tokens are drawn, by batch row.
 
-use headrace_kernels::race::keys;
+use headrace_kernels::sampling::race::keys;
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyReadonlyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from headrace import _core
     from headrace_kernels.moe.dispatch import Combine
     from headrace_kernels.moe.placement import Replicas
 
-Columns: TypeAlias = tuple[
-    torch.Tensor, ...
-]  # of as many rows each; of the same dtypes and widths on all ranks
+# Of as many rows each; of the same dtypes and widths on all ranks.
+Columns: TypeAlias = "tuple[torch.Tensor, ...]"
 
 
 class Span(NamedTuple):

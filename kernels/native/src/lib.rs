@@ -12,8 +12,8 @@
 //!
 //! Reading order: [`simd`] (sixteen lanes on any machine), [`tile`] (the inner loop), [`weight`], [`product`] and
 //! [`linear`], [`product::integers`] (the same with int8 weights), [`rows`], [`attention`] and [`mla`], [`moe::routing`] and [`moe`], then
-//! [`program`], which records the [`op`]s of a whole model, and [`run`], which runs it for a [`step`]. [`race`] draws
-//! tokens from what comes out.
+//! [`program`], which records the [`op`]s of a whole model, and [`run`], which runs it for a [`step`]. [`sampling`] makes
+//! tokens of what comes out.
 
 pub mod attention;
 pub mod linear;
@@ -23,9 +23,9 @@ pub mod moe;
 pub mod op;
 pub mod product;
 pub mod program;
-pub mod race;
 pub mod rows;
 pub mod run;
+pub mod sampling;
 pub mod simd;
 pub mod step;
 pub mod tile;

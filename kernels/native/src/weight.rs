@@ -4,12 +4,15 @@
 //! through memory once; a tile of rows finds its panel in the cache.
 
 mod image;
+mod stored;
 
 use std::ops::Range;
 
 use crate::math;
 use crate::simd::LANES;
 use crate::tile::{Bf16x16, F16x16, F32x16};
+pub use stored::Lent;
+pub(crate) use stored::Stored;
 
 /// Output columns of a panel.
 pub const PANEL: usize = 2 * LANES;
@@ -99,31 +102,50 @@ impl Elements<'_> {
 
 /// A table of rows to look up, such as embeddings, as the checkpoint stores them.
 #[derive(Debug)]
-pub enum Table {
+pub struct Table(Rows);
+
+#[derive(Debug)]
+enum Rows {
+    F32(Stored<f32>),
+    Bf16(Stored<u16>),
+    F16(Stored<u16>),
+}
+
+/// Rows of a table that others have in memory.
+pub enum LentRows {
     /// Values as they are computed with.
-    F32(Vec<f32>),
+    F32(Lent<f32>),
     /// Bits of bfloat16.
-    Bf16(Vec<u16>),
+    Bf16(Lent<u16>),
     /// Bits of float16.
-    F16(Vec<u16>),
+    F16(Lent<u16>),
 }
 
 impl Table {
     /// A copy of `elements`.
     pub fn new(elements: Elements<'_>) -> Self {
-        match elements {
-            Elements::F32(x) => Self::F32(x.to_vec()),
-            Elements::Bf16(x) => Self::Bf16(x.to_vec()),
-            Elements::F16(x) => Self::F16(x.to_vec()),
-        }
+        Self(match elements {
+            Elements::F32(x) => Rows::F32(Stored::Own(x.to_vec())),
+            Elements::Bf16(x) => Rows::Bf16(Stored::Own(x.to_vec())),
+            Elements::F16(x) => Rows::F16(Stored::Own(x.to_vec())),
+        })
+    }
+
+    /// Rows that stay where they are.
+    pub fn lent(rows: LentRows) -> Self {
+        Self(match rows {
+            LentRows::F32(x) => Rows::F32(Stored::Lent(x)),
+            LentRows::Bf16(x) => Rows::Bf16(Stored::Lent(x)),
+            LentRows::F16(x) => Rows::F16(Stored::Lent(x)),
+        })
     }
 
     /// The rows one after the other, as the checkpoint stores them.
     pub fn elements(&self) -> Elements<'_> {
-        match self {
-            Self::F32(x) => Elements::F32(x),
-            Self::Bf16(x) => Elements::Bf16(x),
-            Self::F16(x) => Elements::F16(x),
+        match &self.0 {
+            Rows::F32(x) => Elements::F32(x),
+            Rows::Bf16(x) => Elements::Bf16(x),
+            Rows::F16(x) => Elements::F16(x),
         }
     }
 }
@@ -131,15 +153,27 @@ impl Table {
 /// Pairs of `k` of sixteen columns: those of the first column, then those of the second, and so on.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(32))]
-pub(crate) struct Pairs(pub(crate) [i8; 2 * LANES]);
+pub struct Pairs(pub(crate) [i8; 2 * LANES]);
 
 /// Lane `half` of `i` in panel `p` is at `(p * k + i) * 2 + half`; pairs and scales likewise, by pair and group.
 #[derive(Debug)]
 pub(crate) enum Lanes {
-    F32(Vec<F32x16>),
-    Bf16(Vec<Bf16x16>),
-    F16(Vec<F16x16>),
-    I8 { pairs: Vec<Pairs>, scales: Vec<F32x16> },
+    F32(Stored<F32x16>),
+    Bf16(Stored<Bf16x16>),
+    F16(Stored<F16x16>),
+    I8 { pairs: Stored<Pairs>, scales: Stored<F32x16> },
+}
+
+/// The lanes of one matrix that others have in memory, in the order of its image.
+pub enum LentLanes {
+    /// Of [`Dtype::Float32`].
+    F32(Lent<F32x16>),
+    /// Of [`Dtype::Bfloat16`].
+    Bf16(Lent<Bf16x16>),
+    /// Of [`Dtype::Float16`].
+    F16(Lent<F16x16>),
+    /// Of [`Dtype::Int8`]: pairs, then scales.
+    I8(Lent<Pairs>, Lent<F32x16>),
 }
 
 /// A packed `[n, k]` matrix and its optional bias `[n]`, to compute `x W^T + bias`; or several such matrices
@@ -167,6 +201,32 @@ impl Weight {
         let mut lanes = Lanes::with_room(n.div_ceil(PANEL), k, dtype);
         lanes.push_matrix(parts, n, k);
         Self { lanes, bias, count: 1, n, k }
+    }
+
+    /// One matrix `[n, k]` that was packed before and stays where it is. `None` unless there are as many lanes as it
+    /// has, and one bias per output.
+    pub fn lent(lanes: LentLanes, n: usize, k: usize, bias: Option<Vec<f32>>) -> Option<Self> {
+        let halves = 2 * n.div_ceil(PANEL);
+        let (lanes, whole) = match lanes {
+            LentLanes::F32(x) => (Lanes::F32(Stored::Lent(x)), halves * k),
+            LentLanes::Bf16(x) => (Lanes::Bf16(Stored::Lent(x)), halves * k),
+            LentLanes::F16(x) => (Lanes::F16(Stored::Lent(x)), halves * k),
+            LentLanes::I8(pairs, scales) => {
+                if (*scales).as_ref().len() != halves * k.div_ceil(GROUP) {
+                    return None;
+                }
+                let (pairs, scales) = (Stored::Lent(pairs), Stored::Lent(scales));
+                (Lanes::I8 { pairs, scales }, halves * k.div_ceil(2))
+            }
+        };
+        let found = match &lanes {
+            Lanes::F32(x) => x.len(),
+            Lanes::Bf16(x) => x.len(),
+            Lanes::F16(x) => x.len(),
+            Lanes::I8 { pairs, .. } => pairs.len(),
+        };
+        let fits = k > 0 && found == whole && bias.as_ref().is_none_or(|bias| bias.len() == n);
+        fits.then_some(Self { lanes, bias, count: 1, n, k })
     }
 
     /// Packs matrices `[n, k]`, to be used one by one.
@@ -235,12 +295,12 @@ impl Weight {
 impl Lanes {
     fn with_room(panels: usize, k: usize, dtype: Dtype) -> Self {
         match dtype {
-            Dtype::Float32 => Self::F32(Vec::with_capacity(panels * k * 2)),
-            Dtype::Bfloat16 => Self::Bf16(Vec::with_capacity(panels * k * 2)),
-            Dtype::Float16 => Self::F16(Vec::with_capacity(panels * k * 2)),
+            Dtype::Float32 => Self::F32(Stored::Own(Vec::with_capacity(panels * k * 2))),
+            Dtype::Bfloat16 => Self::Bf16(Stored::Own(Vec::with_capacity(panels * k * 2))),
+            Dtype::Float16 => Self::F16(Stored::Own(Vec::with_capacity(panels * k * 2))),
             Dtype::Int8 => Self::I8 {
-                pairs: Vec::with_capacity(panels * k.div_ceil(2) * 2),
-                scales: Vec::with_capacity(panels * k.div_ceil(GROUP) * 2),
+                pairs: Stored::Own(Vec::with_capacity(panels * k.div_ceil(2) * 2)),
+                scales: Stored::Own(Vec::with_capacity(panels * k.div_ceil(GROUP) * 2)),
             },
         }
     }
@@ -266,12 +326,12 @@ impl Lanes {
             to[first * of_panel..][..len].copy_from_slice(&from[..len]);
         }
         match (self, from) {
-            (Self::F32(to), Self::F32(from)) => copy(to, from, first, panels, 2 * k),
-            (Self::Bf16(to), Self::Bf16(from)) => copy(to, from, first, panels, 2 * k),
-            (Self::F16(to), Self::F16(from)) => copy(to, from, first, panels, 2 * k),
+            (Self::F32(to), Self::F32(from)) => copy(to.own(), from, first, panels, 2 * k),
+            (Self::Bf16(to), Self::Bf16(from)) => copy(to.own(), from, first, panels, 2 * k),
+            (Self::F16(to), Self::F16(from)) => copy(to.own(), from, first, panels, 2 * k),
             (Self::I8 { pairs, scales }, Self::I8 { pairs: from, scales: from_scales }) => {
-                copy(pairs, from, first, panels, 2 * k.div_ceil(2));
-                copy(scales, from_scales, first, panels, 2 * k.div_ceil(GROUP));
+                copy(pairs.own(), from, first, panels, 2 * k.div_ceil(2));
+                copy(scales.own(), from_scales, first, panels, 2 * k.div_ceil(GROUP));
             }
             _ => unreachable!("both were packed as one dtype"),
         }
@@ -279,8 +339,8 @@ impl Lanes {
 
     fn push_panel(&mut self, panel: &mut [f32], k: usize) {
         if let Self::I8 { pairs, scales } = self {
-            quantize(panel, k, scales);
-            push_pairs(panel, k, pairs);
+            quantize(panel, k, scales.own());
+            push_pairs(panel, k, pairs.own());
             return;
         }
         for i in 0..k {
@@ -290,9 +350,9 @@ impl Lanes {
                     *lane = panel[(half * LANES + l) * k + i];
                 }
                 match self {
-                    Self::F32(lanes) => lanes.push(F32x16(lane)),
-                    Self::Bf16(lanes) => lanes.push(Bf16x16(lane.map(math::f32_to_bf16))),
-                    Self::F16(lanes) => lanes.push(F16x16(lane.map(math::f32_to_f16))),
+                    Self::F32(lanes) => lanes.own().push(F32x16(lane)),
+                    Self::Bf16(lanes) => lanes.own().push(Bf16x16(lane.map(math::f32_to_bf16))),
+                    Self::F16(lanes) => lanes.own().push(F16x16(lane.map(math::f32_to_f16))),
                     Self::I8 { .. } => unreachable!("those are pairs"),
                 }
             }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import shutil
 import tempfile
@@ -26,8 +25,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out).expanduser()
     if out.exists() or out.is_symlink():
         raise SettingsError(f"--out {out} exists already; nothing is overwritten")
-    with needs("worker"):
-        importlib.import_module("torch")  # sooner than when the first weights are read
+    with needs("cpu"):
         from headrace.models import config
         from headrace.models.load import default_model, source
         from headrace.models.r1_demo import smollm2_r1

@@ -475,7 +475,7 @@ def _worker(args: argparse.Namespace) -> int:
     logs.never_wait()
     # Read when torch is loaded: ranks tell in a line what torch has pages of stack for. What fails is raised, too.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    with needs("worker"):
+    with needs("cpu"):
         from headrace.worker import main
     status = main.run(checked, alone=True)
     # The worker has given back what it had. An orderly end of the interpreter would have nanobind print a long list of

@@ -46,8 +46,9 @@ def run(args: argparse.Namespace, usage: str) -> int:
     if (fleet.ep or 1) == 1:
         refuse_without_group(kept)
     router.check_router(kept, usage)
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtra("torch", "worker")
+    package, extra = ("numpy", "cpu") if (fleet.ep or 1) == 1 else ("torch", "worker")
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtra(package, extra, "" if package == "numpy" else "--ep")
     host = router.value_of(kept, "--host")
     worker_listen = kept.last(router.WORKER_LISTEN)
     checked = ServeSettings(

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
 from headrace.engine.step.lockstep import Lockstep
 from headrace.engine.warm_up import all_begin, made_up_batch
 from headrace.wire.frames import StepCost
+from headrace_kernels.torch_if_loaded import inference_mode
 
 if TYPE_CHECKING:
     from headrace.models import Model
@@ -42,7 +41,7 @@ def time_steps(
         all_begin(lockstep, begins=True)
         batch = made_up_batch([context], [tokens], model.block_tokens, num_blocks)
         began_s = clock()
-        with torch.inference_mode():
+        with inference_mode():
             model.forward(batch)
             if fence := model.fence():
                 fence.synchronize()

@@ -14,17 +14,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from headrace.engine.sampling import noise, topk
-from headrace.engine.sampling.topk import Draws
+from headrace.engine.sampling import noise
+from headrace.engine.sampling.host_logits import logits_of
+from headrace.engine.sampling.logits import Draws, TokenIds
 from headrace.engine.step.lockstep import Lockstep, RankLoad
 from headrace_kernels.batch import Batch, DraftBatch
-from headrace_kernels.token_masks import mask_logits
+from headrace_kernels.torch_if_loaded import inference_mode, out_of_memory
 
 if TYPE_CHECKING:
     from headrace.models import Model
+    from headrace_kernels.ops import Results
 
 log = logging.getLogger(__name__)
 
@@ -96,17 +97,25 @@ class WarmUp:
     def _sample(self) -> None:
         """What a grammar allows, the most probable token, a draw from all, and one from the highest."""
         vocab, count = self.model.vocab_size, min(2, self.sequences)
-        logits = torch.zeros(count, vocab, device=self.model.ahead_on or "cpu")
-        logits[:, 0] = 1
+        logits = logits_of(self._logits(count))
         every = np.full((1, -(-vocab // 32)), 2**32 - 1, dtype=np.uint32)
-        mask_logits(logits, np.zeros(1, dtype=np.int64), every)
-        tokens = torch.arange(vocab, dtype=torch.int32, device=logits.device)
-        _, best = topk.argmax(logits)
+        logits.mask(np.zeros(1, dtype=np.int64), every)
+        _, best = logits.argmax()
         ones = np.ones(count)
         keys = noise.keys(np.arange(count, dtype=np.uint64), np.arange(count))
         draws = Draws(best, ones, np.zeros(count, np.int64), ones * 0.9, ones * 0, *keys)
-        topk.race(logits, draws, tokens)
-        topk.highest(logits, np.full(count, min(vocab, 20)))
+        logits.race(draws, TokenIds(np.arange(vocab, dtype=np.int32)))
+        logits.highest(np.full(count, min(vocab, 20)))
+
+    def _logits(self, rows: int) -> Results:
+        """Where the model leaves them."""
+        made_up = np.zeros((rows, self.model.vocab_size), dtype=np.float32)
+        made_up[:, 0] = 1
+        if self.model.ahead_on is None:
+            return made_up
+        import torch
+
+        return torch.from_numpy(made_up).to(self.model.ahead_on)
 
 
 def made_up_batch(
@@ -145,7 +154,7 @@ def warm_up(
     """
     steps = warming.steps()
     began_s = clock()
-    with torch.inference_mode():
+    with inference_mode():
         for done, (name, step) in enumerate(steps):
             spent_s = clock() - began_s
             if not all_begin(lockstep, spent_s < limit_s):
@@ -162,7 +171,7 @@ def warm_up(
                 step()
                 if fence := warming.model.fence():
                     fence.synchronize()
-            except torch.OutOfMemoryError as error:
+            except out_of_memory() as error:
                 raise ValueError(
                     f"warm-up: no memory for {name}: {error}; give less --max-batched-tokens or --kv-memory"
                 ) from error

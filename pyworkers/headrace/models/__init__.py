@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.models.deepseek_weights import Share
     from headrace.models.load.checkpoint import Checkpoint
     from headrace.models.step_memory import StepMemory
-    from headrace_kernels.ops import Fence, KvPool, Progress
+    from headrace_kernels.ops import Fence, KvPool, Progress, Results
 
 __all__ = [
     "Batch",
@@ -71,18 +71,18 @@ class Model(Protocol):
         """Where the blocks are, for those who copy them from worker to worker. After `allocate_kv`."""
         ...
 
-    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+    def forward(self, batch: Batch, progress: Progress | None = None) -> Results:
         """Store the KV of every row and return the logits of `batch.logit_rows`.
 
         `progress` is told of each layer group whose KV is written; it costs a little, so it is given
         only where somebody waits for that.
-        The result is float32 `[len(logit_rows), vocab_size]` on the model's device and is valid until the
-        next forward. A row's logits do not depend, to the bit, on which other rows are in the batch.
+        The result is float32 `[len(logit_rows), vocab_size]`, an array or, on a device, a tensor, and is valid until
+        the next forward. A row's logits do not depend, to the bit, on which other rows are in the batch.
         It may return, or raise, while the device still computes.
         """
         ...
 
-    def draft(self, batch: DraftBatch) -> torch.Tensor:
+    def draft(self, batch: DraftBatch) -> Results:
         """Store the drafting layer's KV of every row, and guess the token after each of `batch.logit_rows`.
 
         The result is float32 `[len(logit_rows), draft tokens]`, valid until the next forward or draft. The rows stay
@@ -90,7 +90,7 @@ class Model(Protocol):
         """
         ...
 
-    def pooled(self) -> torch.Tensor:
+    def pooled(self) -> Results:
         """The hidden states of `batch.pool_rows` of the last forward, as the head reads them: after the last norm.
 
         Float32 `[len(pool_rows), pooled_width]`, on the model's device, valid until the next forward. Like a row's

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace.models import UnsupportedModelError
 from headrace.models.config import ModelConfig
 from headrace.models.step_memory import ExpertSpread, StepMemory, StepShape, step_memory
 from headrace_kernels.batch import Batch, DraftBatch
-from headrace_kernels.ops import Compiled, CompiledDraft, Fence, KvPool, Progress, Store
+from headrace_kernels.ops import (
+    Compiled,
+    CompiledDraft,
+    Fence,
+    KvPool,
+    Progress,
+    Results,
+    Store,
+)
 
 
 class CompiledModel:
@@ -62,15 +69,15 @@ class CompiledModel:
     def kv_pool(self) -> KvPool:
         return self._store.kv_pool()
 
-    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+    def forward(self, batch: Batch, progress: Progress | None = None) -> Results:
         return self._run(batch, progress)
 
-    def draft(self, batch: DraftBatch) -> torch.Tensor:
+    def draft(self, batch: DraftBatch) -> Results:
         if self._draft is None:
             raise UnsupportedModelError("no layer for multi-token prediction is loaded")
         return self._draft(batch)
 
-    def pooled(self) -> torch.Tensor:
+    def pooled(self) -> Results:
         return self._store.pooled
 
     def fence(self) -> Fence | None:

@@ -9,10 +9,9 @@ Weights go by their Hugging Face names.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from headrace.extras import needs
 from headrace.models import DType, KvDType, UnsupportedModelError, dtype_of_weights
 from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
@@ -28,8 +27,11 @@ from headrace.models.deepseek_weights import (
 from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.survey import SurveyBackend, names_read, survey
 from headrace.models.rope import attention_scale, rope_of
-from headrace_kernels.moe.placed import PlacedDispatch, PlacedLayer
 from headrace_kernels.ops import MlaAttention, MlaBackend, MlaStep, Value
+from headrace_kernels.torch_if_loaded import type_of
+
+if TYPE_CHECKING:
+    from headrace_kernels.moe.placed import PlacedLayer
 
 # From which on GPUs multiply e4m3: Ada and Hopper.
 FP8_CAPABILITY = (8, 9)
@@ -120,6 +122,8 @@ class Deepseek(CompiledModel):
     @property
     def placed_layers(self) -> list[PlacedLayer]:
         """Those whose experts may move between ranks, in the order of layers."""
+        from headrace_kernels.moe.placed import PlacedDispatch, PlacedLayer  # torch brings them
+
         return [
             PlacedLayer(store=self.slot_store, experts=layer.experts, dispatch=layer.dispatch)
             for layer in self.expert_layers
@@ -145,7 +149,7 @@ def load_deepseek(
     attention = attention_of(config, block_tokens, mtp=mtp)
     if mtp:
         find_mtp(checkpoint)  # before anything large is read
-    device_type = torch.device(device).type
+    device_type = type_of(device)
     name = dtype_of_weights(config, dtype, device_type)
     if device_type == "cpu":
         from headrace_kernels.native import NativeBackend
@@ -158,7 +162,10 @@ def load_deepseek(
         weights = _read(checkpoint, native, mtp=mtp, fp8=None, share=share)
         return Deepseek(config, weights, native, block_tokens, share)
 
-    from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
+    with needs("worker", f"a deepseek_v3 on {device}"):
+        import torch
+
+        from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
 
     backend = TorchMlaBackend(
         attention,

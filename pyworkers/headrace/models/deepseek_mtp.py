@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from headrace.models.load.checkpoint import Checkpoint, CheckpointError
+from headrace_kernels.ops import HostArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def find_mtp(checkpoint: Checkpoint) -> MtpKeys:
     )
 
 
-def draft_token_ids(checkpoint: Checkpoint, own: str) -> torch.Tensor | None:
+def draft_token_ids(checkpoint: Checkpoint, own: str) -> HostArray | None:
     """Tokens of a reduced draft head, where the checkpoint has one. Raises `CheckpointError`."""
     config, name = checkpoint.config, f"{own}.draft_token_ids"
     assert config.deepseek is not None
@@ -60,9 +61,10 @@ def draft_token_ids(checkpoint: Checkpoint, own: str) -> torch.Tensor | None:
     if size is None:
         return None
     ids = checkpoint.integers(name, (size,))
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) < size:
+    different = len(np.unique(ids))
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or different < size:
         raise CheckpointError(
             f"{checkpoint.info(name).file}: {name}: expected different token ids from 0 to {vocab_size - 1}, "
-            f"found {len(ids.unique())} of {size} from {int(ids.min())} to {int(ids.max())}"
+            f"found {different} of {size} from {int(ids.min())} to {int(ids.max())}"
         )
     return ids

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace.models.deepseek_mtp import MtpKeys, draft_token_ids, find_mtp
@@ -19,18 +18,21 @@ from headrace.models.fp8 import Scaled
 from headrace.models.load.checkpoint import EMBEDDING, HEAD, Checkpoint
 from headrace.models.step_memory import ExpertSpread
 from headrace_kernels.lazy import Lazy
-from headrace_kernels.moe.dispatch import Dispatch
-from headrace_kernels.moe.placement import LayerPlacement
 from headrace_kernels.ops import (
     EmbeddingTable,
     GatedMlp,
     HeadMatrices,
+    HostArray,
     LayerExperts,
     LinearWeight,
     MlaBackend,
     Routing,
     Vector,
 )
+
+if TYPE_CHECKING:
+    from headrace_kernels.moe.dispatch import Dispatch
+    from headrace_kernels.moe.placement import LayerPlacement
 
 T = TypeVar("T")
 
@@ -39,13 +41,13 @@ class Fp8Backend(Protocol):
     """A backend that also computes with FP8 weights as they are stored. Matrices come as parts to be stacked."""
 
     def fp8_matrix(
-        self, parts: Sequence[Scaled], bias: torch.Tensor | None = None
+        self, parts: Sequence[Scaled], bias: HostArray | None = None
     ) -> LinearWeight: ...
 
     def fp8_experts(
         self,
-        gate: torch.Tensor,
-        bias: torch.Tensor,
+        gate: HostArray,
+        bias: HostArray,
         gate_up: Sequence[Sequence[Scaled]],
         down: Sequence[Sequence[Scaled]],
         routing: Routing,
@@ -231,7 +233,7 @@ class _Loader:
             dispatch=dispatch,
         )
 
-    def mtp(self, keys: MtpKeys, head: torch.Tensor, made: LinearWeight) -> Mtp:
+    def mtp(self, keys: MtpKeys, head: HostArray, made: LinearWeight) -> Mtp:
         """`made` is the model's head, which drafts share unless they have some rows of it."""
         hidden, own = self._config.hidden_size, keys.own
         ids = draft_token_ids(self._checkpoint, own)
@@ -241,8 +243,8 @@ class _Loader:
             join=self._matrix([_Part(name=f"{own}.eh_proj", outputs=hidden)], 2 * hidden),
             layer=self.layer(keys.layer, keys.index),
             norm=self.vector(keys.norm, hidden),
-            head=made if ids is None else self._backend.matrix([head[ids.long()]]),
-            token_ids=None if ids is None else ids.numpy().astype(np.int32),
+            head=made if ids is None else self._backend.matrix([head[ids]]),
+            token_ids=None if ids is None else ids.astype(np.int32),
         )
 
     def _matrix(self, parts: Sequence[_Part], inputs: int) -> LinearWeight:
@@ -258,19 +260,18 @@ class _Loader:
         ]
         return self._backend.matrix(weights, self._bias(parts, [len(w) for w in weights]))
 
-    def _bias(self, parts: Sequence[_Part], rows: Sequence[int]) -> torch.Tensor | None:
+    def _bias(self, parts: Sequence[_Part], rows: Sequence[int]) -> HostArray | None:
         """Of stacked parts, of which some may have none."""
         if not any(part.bias for part in parts):
             return None
         found = {
-            part.name: self._checkpoint.tensor(f"{part.name}.bias", (part.outputs,)).float()
+            part.name: self._checkpoint.tensor(f"{part.name}.bias", (part.outputs,))
             for part in parts
             if part.bias
         }
-        like = next(iter(found.values()))
-        return torch.cat(
+        return np.concatenate(
             [
-                found[part.name] if part.bias else like.new_zeros(n)
+                found[part.name].astype(np.float32) if part.bias else np.zeros(n, np.float32)
                 for part, n in zip(parts, rows, strict=True)
             ]
         )
@@ -283,7 +284,7 @@ class _Loader:
         width, rank = deepseek.nope_dim + deepseek.v_dim, deepseek.kv_lora_rank
         shape = (self._config.num_heads * width, rank)
         kv_b = self._checkpoint.tensor(f"{attention}.kv_b_proj.weight", shape)
-        return self._backend.head_matrices(kv_b.view(-1, width, rank))
+        return self._backend.head_matrices(kv_b.reshape(-1, width, rank))
 
     def _out(self, attention: str) -> LinearWeight:
         config, v_dim = self._config, self._deepseek.v_dim
@@ -325,8 +326,8 @@ class _Loader:
                 return read(f"{prefix}.experts.{name}", whole, rows=range(e, e + 1))
             return read(f"{prefix}.experts.{e}.{name}.weight", shapes[name])
 
-        def float_of(half: str) -> Callable[[int], torch.Tensor]:
-            return lambda e: _stacked(
+        def float_of(half: str) -> Callable[[int], HostArray]:
+            return lambda e: checkpoint.stacked(
                 [_one(part(checkpoint.tensor, e, name)) for name in names[half]]
             )
 
@@ -367,10 +368,6 @@ class _Loader:
         )
 
 
-def _one(x: torch.Tensor) -> torch.Tensor:
+def _one(x: HostArray) -> HostArray:
     """A matrix, which may be alone in a stack."""
-    return x.squeeze(0) if x.dim() == 3 else x
-
-
-def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)  # one may stay a view of the file
+    return x.squeeze(0) if x.ndim == 3 else x

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
+import numpy as np
+
+from headrace_kernels.ops import HostArray
 
 __all__ = ["BLOCK", "SCALE_SUFFIX", "Scaled", "dequantise", "scale_shape"]
 
@@ -19,8 +21,8 @@ SCALE_SUFFIX = "_scale_inv"  # after the name of the weight
 class Scaled(NamedTuple):
     """A quantised weight as it is stored: e4m3 `[..., out, in]` and float32 `[..., out / 128, in / 128]`."""
 
-    weight: torch.Tensor
-    scale_inv: torch.Tensor
+    weight: HostArray
+    scale_inv: HostArray
 
 
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -29,11 +31,11 @@ def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*leading, -(-rows // BLOCK), -(-columns // BLOCK))
 
 
-def dequantise(scaled: Scaled, first_row: int = 0) -> torch.Tensor:
+def dequantise(scaled: Scaled, first_row: int = 0) -> HostArray:
     """The weight in float32. `weight` may be a part of what the scales are for, from that row on."""
     rows, columns = scaled.weight.shape[-2:]
-    scales = scaled.scale_inv[..., torch.arange(columns) // BLOCK]
-    result = scaled.weight.to(torch.float32)
+    scales = scaled.scale_inv[..., np.arange(columns) // BLOCK]
+    result = scaled.weight.astype(np.float32)
     for block in range(first_row // BLOCK, -(-(first_row + rows) // BLOCK)):
         start = max(block * BLOCK - first_row, 0)
         stop = min((block + 1) * BLOCK - first_row, rows)

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import cast
 
-import torch
+import numpy as np
 
+from headrace.extras import needs
 from headrace.models import DType, UnsupportedModelError, dtype_of_weights
 from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
 from headrace.models.load.checkpoint import Checkpoint
-from headrace.models.load.survey import SurveyBackend, survey
+from headrace.models.load.packed_cache import packed_folder
+from headrace.models.load.survey import Survey, SurveyBackend, survey
 from headrace.models.rope import rope_of
+from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import (
     Attention,
     Backend,
@@ -26,6 +30,8 @@ from headrace_kernels.ops import (
     Value,
     Vector,
 )
+from headrace_kernels.packed import PackedBackend, PackingBackend
+from headrace_kernels.torch_if_loaded import type_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +79,43 @@ def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_token
     """The model of `checkpoint` on the backend of `device`. Raises `UnsupportedModelError`."""
     config = checkpoint.config
     attention = attention_of(config, block_tokens)
-    device_type = torch.device(device).type
+    device_type = type_of(device)
     name = dtype_of_weights(config, dtype, device_type)
-    if device_type == "cpu":
-        from headrace_kernels.native import NativeBackend
-
-        backend: Backend = NativeBackend(attention, dtype=name)
-    else:
-        from headrace_kernels.torch_ops import TRITON, TorchBackend
-
-        backend = TorchBackend(attention, dtype=name, device=device, kernels=TRITON)
 
     def load(surveyed: Checkpoint, nothing: SurveyBackend) -> LlamaWeights:
         return load_weights(surveyed, cast("Backend", nothing))
 
-    with checkpoint.read_ahead(survey(checkpoint, load)):
-        weights = load_weights(checkpoint, backend)
-    return Llama(config, weights, backend, block_tokens)
+    names = survey(checkpoint, load)
+    if device_type == "cpu":
+        backend, weights = _on_cpu(checkpoint, attention, name, names)
+        return Llama(config, weights, backend, block_tokens)
+    with needs("worker", f"a llama on {device}"):
+        from headrace_kernels.torch_ops import TRITON, TorchBackend
+
+    torch = TorchBackend(attention, dtype=name, device=device, kernels=TRITON)
+    with checkpoint.read_ahead(names):
+        weights = load_weights(checkpoint, torch)
+    return Llama(config, weights, torch, block_tokens)
+
+
+def _on_cpu(
+    checkpoint: Checkpoint, attention: Attention, dtype: str, names: list[str]
+) -> tuple[Backend, LlamaWeights]:
+    """Mapped as they lie packed in the cache, or packed into memory of this process."""
+
+    def pack(folder: Path) -> None:
+        packing = PackingBackend(attention, dtype=dtype, folder=folder)
+        with checkpoint.read_ahead(names):
+            load_weights(checkpoint, packing)
+        packing.finish()
+
+    folder = packed_folder(checkpoint, dtype, pack)
+    if folder is not None:
+        packed = PackedBackend(attention, dtype=dtype, folder=folder)
+        return packed, load_weights(Survey(checkpoint), packed)
+    native = NativeBackend(attention, dtype=dtype)
+    with checkpoint.read_ahead(names):
+        return native, load_weights(checkpoint, native)
 
 
 def attention_of(config: ModelConfig, block_tokens: int) -> Attention:
@@ -122,7 +148,7 @@ def load_weights(checkpoint: Checkpoint, backend: Backend) -> LlamaWeights:
         pairs = list(zip(names, sizes, strict=True))
         parts = [checkpoint.tensor(f"{name}.weight", (n, inputs)) for name, n in pairs]
         biases = [checkpoint.tensor(f"{name}.bias", (n,)) for name, n in pairs] if bias else []
-        return backend.matrix(parts, torch.cat(biases) if bias else None)
+        return backend.matrix(parts, np.concatenate(biases) if bias else None)
 
     def vector(name: str) -> Vector:
         return backend.vector(checkpoint.tensor(f"{name}.weight", (hidden,)))

@@ -13,6 +13,7 @@ from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.safetensors_file import SafetensorsError, SafetensorsFile
 from headrace.models.rope import rope_of
 from headrace.mtp_training.module import HeadModule, HeadShape
+from headrace_kernels.upload import tensor_of
 
 MAX_FILE_BYTES = 8_000_000
 
@@ -80,12 +81,12 @@ def read_head(
     ids = file.entries.get("draft_token_ids")
     if ids is None or ids.dtype != "I32" or len(ids.shape) != 1 or not ids.shape[0]:
         raise HeadFileError(f"{path}: draft_token_ids: expected I32 [at least 1]")
-    tokens = file.tensor("draft_token_ids").numpy().copy()
+    tokens = file.tensor("draft_token_ids").copy()
     if tokens.min() < 0 or tokens.max() >= config.vocab_size or (np.diff(tokens) <= 0).any():
         raise HeadFileError(
             f"{path}: draft_token_ids: expected ascending tokens below {config.vocab_size}"
         )
-    head.load_state_dict({name: file.tensor(name).float() for name in expected})
+    head.load_state_dict({name: tensor_of(file.tensor(name)).float() for name in expected})
     return head, tokens
 
 

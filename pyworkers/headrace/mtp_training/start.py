@@ -19,6 +19,7 @@ from headrace.models.rope import rope_of
 from headrace.mtp_training.batches import TrainBatch, Vocabulary, batch_plan, make_batch
 from headrace.mtp_training.module import HeadModule, HeadShape, Seen
 from headrace.mtp_training.writer import Written
+from headrace_kernels.upload import tensor_of
 
 RIDGE = 1e-3  # of the mean square of the inputs; 1e-2 was measured worse
 ROWS = 4096  # of a batch
@@ -37,7 +38,7 @@ def fresh_head(checkpoint: Checkpoint, ffn: int) -> HeadModule:
     last = f"model.layers.{config.num_layers - 1}"
 
     def weight(name: str) -> torch.Tensor:
-        return checkpoint.tensor(f"{name}.weight").float()
+        return tensor_of(checkpoint.tensor(f"{name}.weight")).float()
 
     gate, up, down = (weight(f"{last}.mlp.{name}_proj") for name in ("gate", "up", "down"))
     strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)

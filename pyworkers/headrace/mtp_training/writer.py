@@ -24,6 +24,7 @@ from headrace.models.load.checkpoint import Checkpoint
 from headrace.mtp_training.prompts import Prompt
 from headrace_kernels.batch import Batch
 from headrace_kernels.native import NativeBackend
+from headrace_kernels.upload import tensor_of
 
 BLOCK_TOKENS = 16
 CANDIDATES = 64  # most likely tokens among which a sampled one is drawn
@@ -142,7 +143,7 @@ class Writer:
         name = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
         head = checkpoint.tensor(f"{name}.weight")
         weights = replace(
-            weights, head=backend.matrix([head.float(), torch.eye(config.hidden_size)])
+            weights, head=backend.matrix([head, np.eye(config.hidden_size, dtype=np.float32)])
         )
         self._run = backend.compile(lambda step: describe(step, weights, config.rms_norm_eps))
         backend.allocate_kv(lanes * blocks)
@@ -179,7 +180,7 @@ class Writer:
 
     def _step(self, running: list[_Running]) -> None:
         """Compute all that is known of every sequence, and choose the next token of each."""
-        out = self._run(self._batch(running))  # [rows, vocab + hidden]
+        out = tensor_of(self._run(self._batch(running)))  # [rows, vocab + hidden]
         logits = out[:, : self._vocab]
         top = logits.topk(min(CANDIDATES, self._vocab), dim=1)
         total = top.values.logsumexp(1, keepdim=True)  # of all tokens it would cost 7 % more time

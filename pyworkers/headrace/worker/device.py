@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 from headrace.errors import NoDevice
+from headrace.extras import needs
 
 DRIVER = "libcuda.so.1"
 AMD_DRIVER = Path("/dev/kfd")
@@ -17,11 +18,14 @@ INSTEAD = "or compute on the CPU with --device cpu"
 def choose_device(named: str) -> str:
     """`named`, or for "auto" what is there. Raises `NoDevice` for CUDA where torch cannot reach a GPU.
 
+    Raises `MissingExtra` where there seems to be a GPU and no torch: a GPU is not left idle unasked.
+
     torch is imported only where a GPU is possible: `serve` calls this before it starts anything.
     """
     if named == "cpu" or (named == "auto" and not (_has_driver() or AMD_DRIVER.exists())):
         return "cpu"
-    import torch
+    with needs("worker", _why(named)):
+        import torch
 
     if named == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,6 +35,20 @@ def choose_device(named: str) -> str:
     if not works:
         raise NoDevice(f"--device {named}: {_lacks([str(one.message) for one in said])}")
     return named
+
+
+def _why(named: str) -> str:
+    """What torch is wanted for."""
+    if named != "auto":
+        return f"--device {named}"
+    return "this machine has a driver for GPUs (--device cpu leaves them alone)"
+
+
+def load_torch(what_for: str) -> None:
+    """Raises `MissingExtra`."""
+    with needs("worker", what_for):
+        import torch
+    torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
 
 
 def _lacks(said: list[str]) -> str:

@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from headrace._core import HASH_SCHEME, GrammarVocabulary
 from headrace.engine.admission import QUEUE_RULE
 from headrace.engine.cache.block_hash import KeyedBlockHasher
-from headrace.engine.cache.memory import allocate_kv, kv_blocks
+from headrace.engine.cache.memory import allocate_kv, blocks_wanted, kv_blocks
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.timed_steps import time_steps
@@ -23,9 +21,9 @@ from headrace.settings.engine import engine_values
 from headrace.settings.values import split_names
 from headrace.settings.worker import check_context, step_sizes
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello
-from headrace.worker.device import choose_device
-from headrace.worker.parallel.joining import join as join_group
+from headrace.worker.device import choose_device, load_torch
 from headrace.worker.step_prior import device_name, known_or_timed
+from headrace_kernels.torch_if_loaded import type_of
 
 if TYPE_CHECKING:
     from headrace.models import DType, KvDType
@@ -60,7 +58,9 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
 
     began = time.monotonic()
     device = choose_device(settings.device)
-    sizes = step_sizes(settings, torch.device(device).type)
+    if type_of(device) != "cpu":
+        load_torch(f"--device {device}")
+    sizes = step_sizes(settings, type_of(device))
     checkpoint = resolve(settings.model)
     # Sooner than weights are read.
     check_context(settings.context_tokens, checkpoint.config.context_tokens)
@@ -72,7 +72,12 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
                 " and ".join(unused),
             )
     else:
-        if torch.device(device).type == "cuda":
+        load_torch("a group of ranks")
+        import torch
+
+        from headrace.worker.parallel.joining import join as join_group
+
+        if type_of(device) == "cuda":
             device = f"cuda:{environment.local_rank}"
         joined = join_group(environment, settings, checkpoint, sizes, torch.device(device))
     checkpoint.progress = bar = ProgressBar(f"loading {checkpoint.name}", quiet_s=QUIET_S)
@@ -100,15 +105,20 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
     num_blocks = kv_blocks(
         settings.kv_memory_bytes,
         block_bytes=model.kv_block_bytes,
-        most_blocks=-(-context // sizes.block_tokens) * sizes.max_sequences,
-        device=torch.device(device),
+        most_blocks=blocks_wanted(
+            context_tokens=context,
+            sequences=sizes.max_sequences,
+            block_tokens=sizes.block_tokens,
+            device=device,
+        ),
+        device=device,
         step=step,
         sharers=1 if joined is None else joined.ranks_here,
     )
     if joined is not None:
         num_blocks = joined.least("KV blocks", num_blocks)
     check_cache(settings.context_tokens, num_blocks * sizes.block_tokens)
-    allocate_kv(model, num_blocks, torch.device(device))
+    allocate_kv(model, num_blocks, device)
     lockstep = None if joined is None else joined.lockstep
     if model.ahead_on is None:
         log.info("no warm-up: on a CPU no kernel is compiled")
@@ -129,8 +139,7 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
             "weights": prints.weights,
             "dtype": model.dtype_name,
             "kv": model.kv_layout,
-            "device": device_name(torch.device(device)),
-            "threads": torch.get_num_threads(),
+            "device": device_name(device),
             "ranks": 1 if environment is None else environment.size,
             "rows": sizes.max_batched_tokens,
         },
@@ -157,9 +166,15 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
     unasked = ""
     if settings.dtype == "auto" and model.dtype_name == "int8":
         unasked = " (--dtype float32 leaves the weights as they are)"
+    size_unasked = ""
+    if settings.kv_memory_bytes is None:
+        size_unasked = (
+            f", which hold {num_blocks * sizes.block_tokens / context:.1f} times the context of {context} tokens "
+            "(--kv-memory for another size)"
+        )
     log.info(
-        "%s in %s on %s%s; loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB; at most %d answers at once, "
-        "%d tokens in a step, which takes %s",
+        "%s in %s on %s%s; loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB%s; at most %d answers at "
+        "once, %d tokens in a step, which takes %s",
         name,
         model.dtype_name,
         device,
@@ -168,6 +183,7 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         num_blocks,
         sizes.block_tokens,
         num_blocks * model.kv_block_bytes / 2**20,
+        size_unasked,
         sizes.max_sequences,
         sizes.max_batched_tokens,
         step,

@@ -12,8 +12,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from headrace import _core, logs
 from headrace.errors import CannotRun, Refused, RouterNotTrusted
 from headrace.exit_status import EXIT_CONFIG, EXIT_RANK_LOST
@@ -150,7 +148,6 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
     Raises `CannotRun` and `SettingsError`.
     """
     begin_log(LOG_LEVELS[settings.log_level], settings.log_format)
-    torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
     try:
         parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded
         link_tls(settings)  # and so is a wrong certificate

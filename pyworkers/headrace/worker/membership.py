@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from headrace.engine.step.rounds import Rounds
 from headrace.wire.frames import GroupTotals
-from headrace.worker.parallel.rebalance import Rebalancer
 from headrace_kernels.moe.transport import RankLost
 
 
@@ -28,6 +27,8 @@ class Membership:
         """What this rank did for its group so far. `None` without a group."""
         if self._rounds is None:
             return None
+        from headrace.worker.parallel.rebalance import Rebalancer  # whoever is in a group has torch
+
         held_rounds, held_ms = self._rounds.held_rounds, self._rounds.held_ms
         between = self._rounds.between
         if not isinstance(between, Rebalancer):

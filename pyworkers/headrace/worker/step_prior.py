@@ -14,10 +14,9 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from headrace.models.load.cache import cache_root
 from headrace.wire.frames import StepCost
+from headrace_kernels.torch_if_loaded import type_of
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +105,11 @@ def known_or_timed(
     return cost
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: str) -> str:
     """Of the processor or GPU, as its maker calls it."""
-    if device.type == "cuda":
+    if type_of(device) == "cuda":
+        import torch
+
         return torch.cuda.get_device_name(device)
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():

@@ -8,13 +8,17 @@ import pytest
 import torch
 
 from headrace.engine.cache import memory
-from headrace.engine.cache.memory import allocate_kv, kv_blocks, machine_bytes
+from headrace.engine.cache.memory import (
+    SEQUENCE_TOKENS,
+    allocate_kv,
+    blocks_wanted,
+    kv_blocks,
+    machine_bytes,
+)
 from headrace.models.step_memory import StepMemory
 from helpers.engine.toy import ToyModel
 
-CPU = torch.device("cpu")
-
-
+CPU = "cpu"
 NOTHING = StepMemory(lasting=0, attention=0, mlp=0, logits=0)
 MIB = 1 << 20
 
@@ -22,7 +26,7 @@ MIB = 1 << 20
 def test_a_gpu_keeps_what_a_step_takes_and_a_part_of_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpu = torch.device("cuda:1")
+    gpu = "cuda:1"
     readings = {gpu: (1000, 5000)}  # bytes free and in all
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: readings[device])
     most = partial(kv_blocks, None, device=gpu)
@@ -39,7 +43,7 @@ def test_a_gpu_keeps_what_a_step_takes_and_a_part_of_the_rest(
 def test_a_step_that_does_not_fit_is_refused_with_numbers_and_what_to_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpu = torch.device("cuda:0")
+    gpu = "cuda:0"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000 * MIB, 5000 * MIB))
     blocks = partial(kv_blocks, block_bytes=MIB, most_blocks=9, device=gpu)
     step = StepMemory(lasting=MIB, attention=600 * MIB, mlp=1100 * MIB, logits=900 * MIB)
@@ -67,6 +71,18 @@ def test_a_cpu_keeps_memory_for_other_workers(monkeypatch: pytest.MonkeyPatch) -
         blocks(step=StepMemory(lasting=1001, attention=0, mlp=0, logits=0))
 
 
+def test_unasked_a_cpu_has_room_for_a_whole_context_and_for_all_sequences_of_a_common_length() -> (
+    None
+):
+    wanted = partial(blocks_wanted, block_tokens=16)
+    common = SEQUENCE_TOKENS // 16
+    assert wanted(context_tokens=8192, sequences=64, device="cpu") == 64 * common
+    assert wanted(context_tokens=8192, sequences=2, device="cpu") == 512
+    assert wanted(context_tokens=8193, sequences=2, device="cpu") == 513
+    assert wanted(context_tokens=100, sequences=3, device="cpu") == 3 * 7
+    assert wanted(context_tokens=8192, sequences=64, device="cuda:1") == 64 * 512
+
+
 def test_a_budget_that_holds_no_block_is_refused() -> None:
     with pytest.raises(ValueError, match=r"99 bytes hold no KV block: one takes 100 bytes"):
         kv_blocks(99, block_bytes=100, most_blocks=5, device=CPU, step=NOTHING)
@@ -91,4 +107,4 @@ def test_what_a_device_does_not_give_is_named(error: Exception) -> None:
                 raise error
 
     with pytest.raises(ValueError, match=r"2 blocks takes .* which cuda:0 does not have: .*memory"):
-        allocate_kv(Full(), 2, torch.device("cuda:0"))
+        allocate_kv(Full(), 2, "cuda:0")

@@ -15,8 +15,9 @@ import torch
 from headrace._core import GrammarVocabulary
 from headrace.engine.engine import Engine
 from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.sampling.host_logits import logits_of
+from headrace.engine.sampling.logits import Few, TokenIds
 from headrace.engine.sampling.sampler import Sampler
-from headrace.engine.sampling.topk import Few, argmax, race
 from headrace.engine.sequence import Key, Sequence
 from headrace.wire.frames import Grammar, GrammarKind, Ranked, Sampling, Submit
 from headrace_kernels.token_masks import mask_logits, mask_logits_ref
@@ -258,21 +259,22 @@ def test_rows_of_few_tokens_are_chosen_from_as_if_the_others_were_forbidden(
         if place >= 0:
             forbidden = np.setdiff1d(np.arange(500), lists[place])
             masked[row, torch.from_numpy(forbidden)] = -torch.inf
-    want_ids, want_best = argmax(masked)
-    ids, best = argmax(logits, few)
+    want_ids, want_best = logits_of(masked).argmax()
+    ids, best = logits_of(logits).argmax(few)
     assert ids.tolist() == want_ids.tolist()
     assert best.tolist() == want_best.tolist()
     sampler = Sampler(500, 60)
-    tokens = torch.arange(500, dtype=torch.int32)
+    tokens = TokenIds(np.arange(500, dtype=np.int32))
     for seed in range(20):
         for row in range(60):
             sequence = a_sequence(row, Sampling(temperature=0.8, seed=seed * 60 + row, **more))
             sampler.take_row(sequence, row)
         draws = sampler.draws(best, np.arange(60), np.full(60, 9))
-        assert race(logits, draws, tokens, few).tolist() == race(masked, draws, tokens).tolist()
+        want = logits_of(masked).race(draws, tokens)
+        assert logits_of(logits).race(draws, tokens, few).tolist() == want.tolist()
         some = random.permutation(60)[:30]
-        part = race(logits[some], draws.of(some), tokens, few.of_rows(some))
-        assert part.tolist() == race(masked, draws, tokens)[some].tolist()
+        part = logits_of(logits).take(some, copy=True)
+        assert part.race(draws.of(some), tokens, few.of_rows(some)).tolist() == want[some].tolist()
 
 
 def a_sequence(row: int, sampling: Sampling) -> Sequence:
@@ -293,7 +295,7 @@ def test_lists_that_do_not_fit_the_logits_are_refused() -> None:
     ]:
         few = Few(np.array(of), np.array(starts), np.array(ids, dtype=np.uint32))
         with pytest.raises(ValueError, match="few tokens of"):
-            argmax(logits, few)
+            logits_of(logits).argmax(few)
 
 
 @pytest.mark.parametrize("vocab", [31, 32, 33, 50, 96])
@@ -306,8 +308,8 @@ def test_masks_do_what_the_reference_does(vocab: int) -> None:
     rows = np.array([0, 2, 4])
     want = logits.clone()
     mask_logits_ref(want, rows, masks)
-    wide = torch.zeros(5, vocab, dtype=torch.float64) + logits  # the way of a device
-    mask_logits(wide, rows, masks)
-    mask_logits(logits, rows, masks)
+    tensor = logits.clone()
+    mask_logits(tensor, rows, masks)
+    logits_of(logits).mask(rows, masks)
     assert torch.equal(logits, want)
-    assert torch.equal(wide, want.double())
+    assert torch.equal(tensor, want)

@@ -50,7 +50,7 @@ def test_what_answers_hold_is_given_back_when_they_end_or_are_cancelled() -> Non
     alone = an_engine(known)
     alone.submit(a_submit(3, SMALL, max_tokens=3))
     run(alone)
-    # the toy answers have ended: of them nothing is held but what the grammars learned, once the thread of masks lets go
+    # the toy answers have ended: nothing is held but what the grammars learned, once the thread of masks lets go
     eventually(lambda: known.memory_bytes <= kept + 1000, lambda: f"{known.memory_bytes} of {kept}")
 
 

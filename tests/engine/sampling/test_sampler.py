@@ -11,10 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.engine.errors import RequestError
-from headrace.engine.sampling import noise, topk
+from headrace.engine.sampling import noise
+from headrace.engine.sampling.device_logits import DeviceLogits, bits_on_device
+from headrace.engine.sampling.host_logits import logits_of
+from headrace.engine.sampling.logits import Draws, TokenIds
 from headrace.engine.sampling.penalties import Penalties
 from headrace.engine.sampling.sampler import Sampler, check_sampling, needs_penalties
-from headrace.engine.sampling.topk import Draws
 from headrace.engine.sequence import Key, Sequence
 from headrace.wire.frames import Ranked, Sampling, TokenLogprob
 from helpers.engine.distribution import chi_squared, cut
@@ -77,7 +79,7 @@ class Sampled(NamedTuple):
 
 def sample_with(sampler: Sampler, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
     rows = one_each(sequences)
-    sampled = sampler.sample(logits, rows)
+    sampled = sampler.sample(logits_of(logits), rows)
     logprobs = sampler.logprobs(sampled, rows, np.ones(len(sequences), np.bool_))
     return Sampled([token if token >= 0 else None for token in sampled.ids.tolist()], logprobs)
 
@@ -101,7 +103,9 @@ def frequencies(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.i
         for sequence in sequences:
             take_row(sampler, sequence)
         rows = torch.from_numpy(np.tile(logits, (batch, 1)))
-        counts += np.bincount(sampler.sample(rows, one_each(sequences)).ids, minlength=len(logits))
+        counts += np.bincount(
+            sampler.sample(logits_of(rows), one_each(sequences)).ids, minlength=len(logits)
+        )
     return counts
 
 
@@ -214,7 +218,7 @@ def test_noise_is_the_same_everywhere() -> None:
 def test_noise_on_the_device_is_that_on_the_host(device: str) -> None:
     tokens = np.arange(5000, dtype=np.uint32)
     key, key2 = noise.keys(np.array([99], dtype=np.uint64), np.array([1234], dtype=np.int64))
-    found = noise.bits_on_device(
+    found = bits_on_device(
         torch.arange(5000, dtype=torch.int32, device=device),
         torch.from_numpy(key.view(np.int32)).to(device),
         torch.from_numpy(key2.view(np.int32)).to(device),
@@ -238,9 +242,9 @@ def test_the_race_on_the_device_has_the_same_winners(
         key=key,
         key2=key2,
     )
-    tokens = torch.arange(vocab, dtype=torch.int32)
-    host = topk.race(logits, draws, tokens)
-    other = topk.race_on_device(logits.to(device), draws, tokens.to(device))
+    tokens = TokenIds(np.arange(vocab, dtype=np.int32))
+    host = logits_of(logits).race(draws, tokens)
+    other = DeviceLogits(logits.to(device)).race(draws, tokens)
     assert (host == other).all()
 
 

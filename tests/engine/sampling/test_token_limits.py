@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engine.errors import RequestError
+from headrace.engine.sampling.host_logits import logits_of
 from headrace.engine.sampling.logits_processors import Context, edit
 from headrace.engine.sampling.sampler import Sampler, check_sampling
 from headrace.engine.sampling.token_limits import AnswerLimits
@@ -53,7 +54,7 @@ def chosen(logits: list[float], sequences: list[Sequence]) -> list[int]:
     for sequence in sequences:
         take_row(sampler, sequence)
     rows = torch.tensor([logits] * len(sequences), dtype=torch.float32)
-    return sampler.sample(rows, one_each(sequences)).ids.tolist()
+    return sampler.sample(logits_of(rows), one_each(sequences)).ids.tolist()
 
 
 RISING = [float(token) for token in range(VOCAB)]
@@ -94,7 +95,7 @@ def test_drafts_count_as_generated() -> None:
     sequence = sequence_of(Sampling(limits=limits_of([[14, 15]])))
     logits = torch.tensor([RISING, RISING])
     contexts = [Context(sequence, 0, []), Context(sequence, 0, [14])]
-    edit(logits, np.array([0, 1]), contexts)
+    edit(logits_of(logits), np.array([0, 1]), contexts)
     assert logits[0].tolist() == RISING
     assert logits[1, 15] == -math.inf and logits[1, :15].tolist() == RISING[:15]
     # of a drafting head that has columns for some tokens, and for none of those that are allowed
@@ -102,11 +103,11 @@ def test_drafts_count_as_generated() -> None:
     columns = np.full(VOCAB, -1)
     columns[[5, 7]] = [0, 1]
     some = torch.tensor([[1.0, 2.0]])
-    edit(some, np.array([0]), [Context(allowed, 0, [])], columns)
+    edit(logits_of(some), np.array([0]), [Context(allowed, 0, [])], columns)
     assert some.tolist() == [[1.0, -math.inf]]
     columns[5] = -1
     none = torch.tensor([[1.0, 2.0]])
-    edit(none, np.array([0]), [Context(allowed, 0, [])], columns)
+    edit(logits_of(none), np.array([0]), [Context(allowed, 0, [])], columns)
     assert none.tolist() == [[1.0, 2.0]]
 
 

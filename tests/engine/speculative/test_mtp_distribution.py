@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from headrace import _core
+from headrace.engine.sampling.host_logits import HostLogits
 from headrace.engine.sampling.penalties import Penalties
 from headrace.engine.sampling.sampler import Sampler, needs_penalties
 from headrace.engine.sequence import Key, Sequence
@@ -82,14 +82,14 @@ def two_tokens(
         for depth in range(1, 1 + most):
             rows = rows_of(sequences, np.full(BATCH, depth), drafts[:, :depth].ravel())
             after = np.zeros(BATCH, np.int64) if depth == 1 else drafts[:, depth - 1] + 1
-            guess = torch.from_numpy(np.ascontiguousarray(module[after][:, head.ids]))
+            guess = HostLogits(np.ascontiguousarray(module[after][:, head.ids]))
             drafts[:, depth] = sampler.draft(guess, rows, head)
             if rejection:
                 check.drafted(guess, rows)
         rows = rows_of(sequences, np.full(BATCH, 1 + most), drafts.ravel())
         after = drafts.astype(np.int64) + 1
         after[:, 0] = 0
-        logits = torch.from_numpy(model[after.ravel()])
+        logits = HostLogits(model[after.ravel()])
         sampled = sampler.sample(logits, rows)
         if rejection:
             check.judge(logits, rows, sampled)
@@ -106,7 +106,7 @@ def two_tokens(
         # Where the first draft was wrong, the second token comes with the next step.
         rest = np.flatnonzero(counts == 1)
         later = [one_more(sequences[place], int(first[place])) for place in rest]
-        next_logits = torch.from_numpy(model[first[rest] + 1])
+        next_logits = HostLogits(model[first[rest] + 1])
         second[rest] = sampler.sample(next_logits, one_each(later)).ids
         np.add.at(pairs, (first, second), 1)
         right += int((counts > 1).sum())

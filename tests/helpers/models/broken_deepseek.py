@@ -12,9 +12,9 @@ from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace.wire.frames import Sampling
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.torch_mla import MlaKernels, TorchMlaBackend
 from helpers.engine.toy import ToyHasher, make_submit
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.models.tiny_deepseek import (
     Tensors,
     quantise_fp8,
@@ -101,7 +101,7 @@ def torch_engine(checkpoint: SafetensorsCheckpoint, kernels: MlaKernels, device:
 
 def native_engine(checkpoint: SafetensorsCheckpoint, dtype: str) -> Engine:
     """Weights are dequantised when they are loaded."""
-    backend = NativeBackend(attention_of(checkpoint.config, BLOCK, mtp=False), dtype=dtype)
+    backend = TensorBackend(attention_of(checkpoint.config, BLOCK, mtp=False), dtype=dtype)
     weights = load_weights(checkpoint, backend, mtp=False)
     return _engine(Deepseek(checkpoint.config, weights, backend, BLOCK))
 

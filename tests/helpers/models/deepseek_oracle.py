@@ -214,9 +214,9 @@ def load(
     checkpoint = SafetensorsCheckpoint(path)
     attention = attention_of(checkpoint.config, block_tokens, mtp=mtp)
     if backend == "native":
-        from headrace_kernels.native import NativeBackend
+        from helpers.kernels.tensor_backend import TensorBackend
 
-        made: MlaBackend = NativeBackend(attention, dtype=dtype)
+        made: MlaBackend = TensorBackend(attention, dtype=dtype)
     else:
         made = TorchMlaBackend(attention, dtype=dtype, device="cpu", kernels=REFERENCE)
     weights = load_weights(checkpoint, made, mtp=mtp)

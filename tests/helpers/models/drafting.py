@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from headrace.models import DraftBatch
+from helpers.kernels.tensor_backend import floats_of
 from helpers.models.stepping import Stepper, Stream
 
 
@@ -60,21 +61,23 @@ class Drafter:
         starts = [0, *itertools.accumulate(len(span) for _, span, _ in rows)]
         self.last_rows = {id(row[0]): end - 1 for row, end in zip(rows, starts[1:], strict=True)}
         tables = [stream.blocks + [0] * (width - len(stream.blocks)) for stream, _, _ in rows]
-        logits = self.stepper.model.draft(
-            DraftBatch(
-                tokens=np.array(tokens, np.int32),
-                positions=np.array(positions, np.int32),
-                slots=np.array(slots, np.int64),
-                seq_starts=np.array(starts, np.int32),
-                context_lens=np.array([span.stop for _, span, _ in rows], np.int32),
-                block_tables=np.array(tables, np.int32),
-                logit_rows=np.arange(len(tokens), dtype=np.int32),
-                hidden_from=np.array([r for row in rows for r in row[2]], np.int32),
-                first_keys=np.ones(len(rows), np.int32),
-                chained=chained,
+        logits = floats_of(
+            self.stepper.model.draft(
+                DraftBatch(
+                    tokens=np.array(tokens, np.int32),
+                    positions=np.array(positions, np.int32),
+                    slots=np.array(slots, np.int64),
+                    seq_starts=np.array(starts, np.int32),
+                    context_lens=np.array([span.stop for _, span, _ in rows], np.int32),
+                    block_tables=np.array(tables, np.int32),
+                    logit_rows=np.arange(len(tokens), dtype=np.int32),
+                    hidden_from=np.array([r for row in rows for r in row[2]], np.int32),
+                    first_keys=np.ones(len(rows), np.int32),
+                    chained=chained,
+                )
             )
         )
-        return [logits[a:b].clone() for a, b in itertools.pairwise(starts)]
+        return [logits[a:b] for a, b in itertools.pairwise(starts)]
 
     def chain(self, streams: Sequence[Stream]) -> list[torch.Tensor]:
         """One more row of each stream, for the token after its last drafted row, which it must have by now."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from headrace.models import Batch, Model
+from helpers.kernels.tensor_backend import floats_of
 
 
 @dataclass(slots=True)
@@ -68,25 +69,27 @@ class Stepper:
             stream.computed = end
         width = max((len(stream.blocks) for stream, _ in work), default=0)
         starts = [0, *itertools.accumulate(n for _, n in work)]
-        logits = self.model.forward(
-            Batch(
-                tokens=np.array(tokens, np.int32),
-                positions=np.array(positions, np.int32),
-                slots=np.array(slots, np.int64),
-                seq_starts=np.array(starts, np.int32),
-                context_lens=np.array([stream.computed for stream, _ in work], np.int32),
-                block_tables=np.array(
-                    [stream.blocks + [0] * (width - len(stream.blocks)) for stream, _ in work],
-                    np.int32,
-                ).reshape(len(work), width),
-                logit_rows=np.arange(len(tokens), dtype=np.int32),
-                pool_rows=np.arange(len(tokens), dtype=np.int32) if self.pools else None,
+        logits = floats_of(
+            self.model.forward(
+                Batch(
+                    tokens=np.array(tokens, np.int32),
+                    positions=np.array(positions, np.int32),
+                    slots=np.array(slots, np.int64),
+                    seq_starts=np.array(starts, np.int32),
+                    context_lens=np.array([stream.computed for stream, _ in work], np.int32),
+                    block_tables=np.array(
+                        [stream.blocks + [0] * (width - len(stream.blocks)) for stream, _ in work],
+                        np.int32,
+                    ).reshape(len(work), width),
+                    logit_rows=np.arange(len(tokens), dtype=np.int32),
+                    pool_rows=np.arange(len(tokens), dtype=np.int32) if self.pools else None,
+                )
             )
         )
         if self.pools:
-            rows = self.model.pooled()
-            self.hidden = [rows[a:b].clone() for a, b in itertools.pairwise(starts)]
-        return [logits[a:b].clone() for a, b in itertools.pairwise(starts)]
+            rows = floats_of(self.model.pooled())
+            self.hidden = [rows[a:b] for a, b in itertools.pairwise(starts)]
+        return [logits[a:b] for a, b in itertools.pairwise(starts)]
 
     def whole(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits of a sequence computed alone, in one step."""

@@ -80,7 +80,7 @@ def tiny_gguf(
     for key, value in values.items():
         _add(writer, key, value)
     for name in checkpoint.names():
-        rows = checkpoint.tensor(name).numpy()
+        rows = checkpoint.tensor(name)
         if ".q_proj." in name:
             rows = permute(rows, config.num_heads)
         elif ".k_proj." in name:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from headrace_kernels.moe.dispatch import Combine, Dispatch, Routed, Sent
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import GatedMlp, MlaAttention, MlaStep, Routing, Value
 from helpers.kernels.paged_rows import PagedRows
+from helpers.kernels.tensor_backend import TensorBackend
 
 ATTENTION = MlaAttention(
     layers=1, heads=1, kv_lora_rank=1, nope_dim=0, rope_dim=2, v_dim=1, block_tokens=16, context_tokens=512,
@@ -81,7 +81,7 @@ class ExpertLayer:
     def gate(self) -> torch.Tensor:
         return self._noise(self.experts, self.hidden, seed=1) / self.hidden**0.5
 
-    def shared(self, backend: NativeBackend) -> GatedMlp:
+    def shared(self, backend: TensorBackend) -> GatedMlp:
         gate_up = self._noise(2 * self.width, self.hidden, seed=5) / self.hidden**0.5
         down = self._noise(self.hidden, self.width, seed=6) / self.width**0.5
         return GatedMlp(gate_up=backend.matrix([gate_up]), down=backend.matrix([down]))
@@ -94,7 +94,7 @@ class PlacedExperts:
         self, layer: ExpertLayer, dtype: str, held: Sequence[int], dispatch: Dispatch | None
     ) -> None:
         self._layer = layer
-        self.backend = NativeBackend(ATTENTION, dtype=dtype)
+        self.backend = TensorBackend(ATTENTION, dtype=dtype)
         self.backend.allocate_kv(sum(layer.rows) // 16 + 1)
         weights = [layer.expert(expert) for expert in held]
         self.experts: Any = self.backend.experts(

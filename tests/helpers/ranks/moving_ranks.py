@@ -17,9 +17,9 @@ from headrace_kernels.moe.dispatch import Dispatch, Received, Returned, Routed, 
 from headrace_kernels.moe.placed import PlacedDispatch, PlacedLayer, SlotClock
 from headrace_kernels.moe.placement import LayerPlacement
 from headrace_kernels.moe.transport import Arrived, Columns, Span, StepAborted, Transport
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import MlaAttention, MlaStep, Routing, Value
 from helpers.kernels.paged_rows import PagedRows
+from helpers.kernels.tensor_backend import TensorBackend
 
 CPU = torch.device("cpu")
 LAYERS, HIDDEN, WIDTH, EXPERTS, TOP_K = 2, 32, 24, 12, 2
@@ -108,7 +108,7 @@ class Model:
         placements: Sequence[LayerPlacement] = (),
         transport: FaultyTransport | None = None,
     ) -> None:
-        self.backend = NativeBackend(ATTENTION, dtype=dtype)
+        self.backend = TensorBackend(ATTENTION, dtype=dtype)
         self.backend.allocate_kv(len(ROWS) // 16 + 1)
         self.placed: list[PlacedLayer] = []
         layers: list[Any] = []

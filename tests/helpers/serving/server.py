@@ -264,9 +264,11 @@ class Server(Running):
 
 
 @contextmanager
-def serving(model: str | None, *flags: str) -> Generator[Server]:
+def serving(
+    model: str | None, *flags: str, env: Mapping[str, str] | None = None
+) -> Generator[Server]:
     """`headrace serve` on a free port, ready."""
-    server = Server("serve", *([] if model is None else [model]), "--port", "0", *flags)
+    server = Server("serve", *([] if model is None else [model]), "--port", "0", *flags, env=env)
     try:
         server.wait_ready()
         yield server

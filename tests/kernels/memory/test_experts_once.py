@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from headrace_kernels.lazy import Lazy
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Attention, Routing
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.require import needs
 
 EXPERTS, WIDTH, HIDDEN = 48, 256, 512
@@ -42,12 +42,12 @@ class Reader:
         return Lazy(range(EXPERTS), lambda _: self.read(*shape))
 
 
-def native() -> NativeBackend:
+def native() -> TensorBackend:
     attention = Attention(
         layers=1, heads=1, kv_heads=1, head_dim=16, block_tokens=16, context_tokens=64, scale=1.0,
         inv_freq=[1.0] * 8, rope_scale=1.0,
     )  # fmt: skip
-    return NativeBackend(attention, dtype="float32")
+    return TensorBackend(attention, dtype="float32")
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

@@ -16,9 +16,9 @@ import torch
 from headrace.models import Batch
 from headrace.models.llama import Llama, attention_of, load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Backend, Fence, KvPool, layer_groups
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.kv.block_copy import block_bytes, copy_block
 from helpers.models.stepping import Stepper
 from helpers.models.tiny_model import tiny_llama
@@ -40,7 +40,7 @@ def load(checkpoint: SafetensorsCheckpoint, kind: str) -> Llama:
     if kind == "torch":
         backend = TorchBackend(attention, dtype="bfloat16", device="cpu", kernels=REFERENCE)
     else:
-        backend = NativeBackend(attention, dtype=kind)
+        backend = TensorBackend(attention, dtype=kind)
     model = Llama(checkpoint.config, load_weights(checkpoint, backend), backend, BLOCK)
     model.allocate_kv(BLOCKS)
     return model

@@ -14,7 +14,7 @@ from headrace.models.llama import attention_of
 from headrace.models.llama import load_weights as load_llama
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels import torch_mla, torch_ops
-from headrace_kernels.native import NativeBackend
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.models.tiny_deepseek import tiny_deepseek
 from helpers.models.tiny_model import tiny_llama
 
@@ -45,6 +45,6 @@ def test_drafts_of_deepseek_use_the_head_of_the_model(tied: bool, tmp_path: Path
     assert weights.mtp is not None
     assert weights.mtp.head is weights.head
     assert (weights.head.weight.data_ptr() == weights.embedding.data_ptr()) == tied
-    native = load_deepseek(checkpoint, NativeBackend(attention, dtype="float32"), mtp=True)
+    native = load_deepseek(checkpoint, TensorBackend(attention, dtype="float32"), mtp=True)
     assert native.mtp is not None
     assert native.mtp.head is native.head

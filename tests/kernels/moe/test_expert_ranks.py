@@ -13,10 +13,10 @@ import torch
 from headrace_kernels.moe.all_to_all import AllToAll
 from headrace_kernels.moe.dispatch import Combine
 from headrace_kernels.moe.placement import LayerPlacement
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import GatedMlp, MlaAttention, MlaStep, Routing, Value
 from helpers.kernels.expert_ranks import Threads, ThreadTransport, random_placement
 from helpers.kernels.paged_rows import PagedRows
+from helpers.kernels.tensor_backend import TensorBackend
 
 # Rows past the last result mean nothing, and the interpreter computes them too.
 pytestmark = [
@@ -47,7 +47,7 @@ def native(
     dtype: str, rows: torch.Tensor, placement: LayerPlacement | None, dispatch: AllToAll | None
 ) -> torch.Tensor:
     """What one rank, with the slots of its place, makes of its own rows."""
-    backend = NativeBackend(ATTENTION, dtype=dtype)
+    backend = TensorBackend(ATTENTION, dtype=dtype)
     backend.allocate_kv(len(rows) // 16 + 1)
     held = _held(placement, dispatch)
     experts = backend.experts(

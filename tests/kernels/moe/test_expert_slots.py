@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from headrace_kernels.moe.dispatch import SingleRank
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import GatedMlp, MlaAttention, MlaStep, Routing, Value
 from helpers.kernels.e4m3 import NEEDS_E4M3
 from helpers.kernels.paged_rows import PagedRows
+from helpers.kernels.tensor_backend import TensorBackend
 
 HIDDEN, WIDTH = 40, 24
 ROUTING = Routing(experts=6, top_k=2, groups=1, top_groups=1, normalise=True, scale=1.0)
@@ -35,7 +35,7 @@ class Layer:
     """Experts on the native backend, over some rows. Fewer than all cannot be run."""
 
     def __init__(self, dtype: str, gate_up: torch.Tensor, down: torch.Tensor) -> None:
-        self.backend = NativeBackend(ATTENTION, dtype=dtype)
+        self.backend = TensorBackend(ATTENTION, dtype=dtype)
         self.backend.allocate_kv(2)
         dispatch = None if len(gate_up) == len(GATE) else SingleRank()
         self.experts = self.backend.experts(
@@ -119,7 +119,7 @@ def test_an_expert_that_does_not_fit_changes_nothing() -> None:
 
 
 def test_a_shared_expert_that_does_not_fit_is_named() -> None:
-    backend = NativeBackend(ATTENTION, dtype="float32")
+    backend = TensorBackend(ATTENTION, dtype="float32")
     for gate_up, down, text in (
         ((48, 39), (40, 24), "row of the shared gate_up has 39 elements, expected 40"),
         ((48, 40), (39, 24), "row of the shared expert has 39 elements, expected 40"),

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Attention, ForwardPass, MlaAttention, MlaStep, Value
 from helpers.kernels.paged_rows import BLOCK, PagedRows, cache_floats
+from helpers.kernels.tensor_backend import TensorBackend
 
 HEADS, DIM, LORA, ROPE = 2, 8, 8, 4
 LENGTHS = [20, 5]  # blocks: two, and one beside which the table has an entry that nobody reads
@@ -49,12 +49,12 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def dense(backend: NativeBackend, step: ForwardPass) -> Value:
+def dense(backend: TensorBackend, step: ForwardPass) -> Value:
     x = step.embed(backend.table(noise(sum(LENGTHS), (HEADS + 2) * DIM)))
     return step.wanted_rows(step.paged_attention(step.rope_and_store_kv(x, 0), 0))
 
 
-def latent(backend: NativeBackend, step: MlaStep) -> Value:
+def latent(backend: TensorBackend, step: MlaStep) -> Value:
     queries, width = HEADS * DIM, HEADS * DIM + LORA + ROPE
     x = step.embed(backend.table(noise(sum(LENGTHS), width)))
     norm = backend.vector(noise(LORA, seed=1))
@@ -77,7 +77,7 @@ def latent(backend: NativeBackend, step: MlaStep) -> Value:
 def test_what_points_outside_is_refused(
     family: Attention | MlaAttention, field: str, limit: int
 ) -> None:
-    backend = NativeBackend(family, dtype="float32")
+    backend = TensorBackend(family, dtype="float32")
     describe = latent if isinstance(family, MlaAttention) else dense
     run = backend.compile(lambda step: describe(backend, step))
     backend.allocate_kv(BLOCKS)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import (
     Compiled,
     CompiledDraft,
@@ -18,6 +17,7 @@ from headrace_kernels.ops import (
     Value,
 )
 from helpers.kernels.paged_rows import BLOCK, PagedRows, Part, cache_floats
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.kv.block_copy import copy_block
 
 HIDDEN = 24
@@ -59,7 +59,7 @@ class Model:
             hidden_size=HIDDEN,
             mtp=True,
         )
-        self.backend = b = NativeBackend(self.attention, dtype="float32", simd=simd)
+        self.backend = b = TensorBackend(self.attention, dtype="float32", simd=simd)
         self.table = noise(rows.rows, HIDDEN)
         table = b.table(self.table)
         mix = b.matrix([noise(WIDTH, 2 * HIDDEN, seed=1) / HIDDEN**0.5])

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from headrace_kernels.batch import Batch
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Attention, ForwardPass, Value
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.require import missing
 
-Describe = Callable[[NativeBackend, ForwardPass, Value], Value]
+Describe = Callable[[TensorBackend, ForwardPass, Value], Value]
 BLOCK = 16
 
 
@@ -54,7 +54,7 @@ def compute(
         inv_freq=[0.0] * (heads[2] // 2),  # positions turn nothing: rope has its own test
         rope_scale=1.0,
     )
-    backend = NativeBackend(attention, dtype=dtype, simd=simd)
+    backend = TensorBackend(attention, dtype=dtype, simd=simd)
     table = backend.table(x)
     run = backend.compile(lambda step: step.wanted_rows(describe(backend, step, step.embed(table))))
     lengths = seqs or [rows]

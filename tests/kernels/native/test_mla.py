@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from headrace_kernels.batch import Batch
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Compiled, MlaAttention, MlaStep, Value
 from helpers.kernels.paged_rows import BLOCK, PagedRows, Part, cache_floats
+from helpers.kernels.tensor_backend import TensorBackend
 
 EPS = 1e-6
 
@@ -73,7 +73,7 @@ class Layer:
     def __init__(
         self, a: MlaAttention, w: Weights, dtype: str = "float32", simd: str | None = None
     ) -> None:
-        self.backend = NativeBackend(a, dtype=dtype, simd=simd)
+        self.backend = TensorBackend(a, dtype=dtype, simd=simd)
         table, norm = self.backend.table(w.table), self.backend.vector(w.norm)
         kv_b = self.backend.head_matrices(w.kv_b)
         split = a.heads * (a.nope_dim + a.rope_dim)
@@ -202,13 +202,13 @@ def test_layers_do_not_touch_each_other() -> None:
 
 
 def test_the_latent_is_kept_once_where_scores_do_not_read_it() -> None:
-    once = NativeBackend(SHAPES["smollm2"], dtype="int8")
+    once = TensorBackend(SHAPES["smollm2"], dtype="int8")
     assert once.kv_block_bytes == 4 * BLOCK * (256 + 192)
     assert once.kv_layout == (
         "native-mla-1 float32 layers=1 latent=256 rope=192 interleaved keys=rope"
         " block_tokens=16 layers_per_group=8"
     )
-    twice = NativeBackend(SHAPES["halves"], dtype="int8")
+    twice = TensorBackend(SHAPES["halves"], dtype="int8")
     assert twice.kv_block_bytes == 4 * BLOCK * (48 + 48 + 8)
     assert "rope=8 halves keys=latent+rope" in twice.kv_layout
 
@@ -227,12 +227,12 @@ def test_the_latent_is_kept_once_where_scores_do_not_read_it() -> None:
 )
 def test_shapes_that_do_not_fit_the_kernels_are_named(change: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        NativeBackend(replace(SHAPES["halves"], **change), dtype="float32")  # type: ignore[arg-type]
+        TensorBackend(replace(SHAPES["halves"], **change), dtype="float32")  # type: ignore[arg-type]
 
 
 def test_operands_that_do_not_fit_are_named() -> None:
     a = SHAPES["halves"]  # 2 heads of 16 + 8, rank 48, v 24
-    backend = NativeBackend(a, dtype="float32")
+    backend = TensorBackend(a, dtype="float32")
     kv_b = backend.head_matrices(noise(2, 40, 48))
     norm = backend.vector(noise(48))
     table = backend.table(noise(4, 200))
@@ -258,14 +258,14 @@ def test_operands_that_do_not_fit_are_named() -> None:
     case(lambda s: part(s, 3), "finish: the last operation")
     with pytest.raises(ValueError, match=r"kv_b is \(2, 40, 47\), expected \(2, 40, 48\)"):
         backend.head_matrices(noise(2, 40, 47))
-    other = NativeBackend(attention(2, 48, 8, 8, 24), dtype="float32")
+    other = TensorBackend(attention(2, 48, 8, 8, 24), dtype="float32")
     wrong = other.head_matrices(noise(2, 32, 48))
     case(lambda s: s.mla_attention(part(s, 48), wrong, 0), "kv_b is of heads of another shape")
 
 
 def test_columns_and_concat_copy() -> None:
     a = SHAPES["one"]
-    backend = NativeBackend(a, dtype="float32")
+    backend = TensorBackend(a, dtype="float32")
     backend.allocate_kv(1)
     x = noise(5, 7)
     table = backend.table(x)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Compiled, MlaAttention, MlaStep, Routing, Value
 from helpers.kernels.paged_rows import PagedRows
+from helpers.kernels.tensor_backend import TensorBackend
 
 ATTENTION = MlaAttention(
     layers=1,
@@ -57,7 +57,7 @@ class Layer:
         self, x: torch.Tensor, dtype: str = "float32", simd: str | None = None
     ) -> Compiled:
         """Of embeddings [x | residual]."""
-        backend = NativeBackend(ATTENTION, dtype=dtype, simd=simd)
+        backend = TensorBackend(ATTENTION, dtype=dtype, simd=simd)
         backend.allocate_kv(len(x) // 16 + 1)
         experts = backend.experts(self.gate, self.bias, self.gate_up, self.down, self.routing)
         table, hidden = backend.table(x), self.gate.shape[1]

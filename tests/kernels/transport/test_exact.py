@@ -11,11 +11,11 @@ import torch
 from headrace_kernels.moe.all_to_all import AllToAll
 from headrace_kernels.moe.dispatch import Combine, Dispatch, Routed
 from headrace_kernels.moe.placement import LayerPlacement
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import MlaAttention, MlaStep, Routing, Value
 from headrace_kernels.transport.all_gather import AllGather
 from helpers.kernels.expert_ranks import Threads, ThreadTransport, random_placement
 from helpers.kernels.paged_rows import PagedRows
+from helpers.kernels.tensor_backend import TensorBackend
 from helpers.ranks.processes import Place, RankProcesses, rank_processes
 from helpers.ranks.scenes import opened
 
@@ -41,7 +41,7 @@ def rows_of(rank: int, ranks: int) -> torch.Tensor:
 
 def layers(rows: torch.Tensor, held: list[int], dispatch: Dispatch | None) -> torch.Tensor:
     """Two layers of experts, one on the other's results."""
-    backend = NativeBackend(ATTENTION, dtype="float32")
+    backend = TensorBackend(ATTENTION, dtype="float32")
     backend.allocate_kv(len(rows) // 16 + 1)
     gate_up, down = noise(EXPERTS, 2 * WIDTH, HIDDEN, seed=3), noise(EXPERTS, HIDDEN, WIDTH, seed=4)
     experts = backend.experts(

@@ -11,10 +11,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace.engine.sampling import grammar, topk
+from headrace.engine.sampling import device_logits
+from headrace.engine.sampling.device_logits import DeviceLogits
+from headrace.engine.step import forward
 from headrace_kernels import token_masks
 from headrace_kernels.dense.mask_rows import WORDS, mask_rows, mask_rows_bytes, mask_rows_ref
-from headrace_kernels.token_masks import is_native, mask_logits, mask_logits_ref
+from headrace_kernels.token_masks import mask_logits, mask_logits_ref
 from headrace_kernels.upload import upload
 from helpers.engine.pair import unsplit
 from helpers.engine.toy import ToyModel, make_submit
@@ -79,7 +81,7 @@ def test_a_mask_of_zeros_leaves_a_row_from_which_nothing_is_chosen() -> None:
     mask_rows(logits, on_device(rows), on_device(masks.view(np.int32)))
     assert torch.isneginf(logits[1]).all(), "also where it was no number"
     assert torch.equal(logits[[0, 2]], before[[0, 2]])
-    _, best = topk.argmax(logits)
+    _, best = DeviceLogits(logits).argmax()
     assert np.isneginf(best).tolist() == [False, True, False]
 
 
@@ -141,6 +143,6 @@ def test_answers_by_the_kernel_are_those_of_the_host(
 
     want = [answer(seed) for seed in range(2)]
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(grammar, "mask_logits", by_kernel)
-    monkeypatch.setattr(grammar, "is_native", lambda logits: not is_native(logits))
+        monkeypatch.setattr(device_logits, "mask_logits", by_kernel)
+    monkeypatch.setattr(forward, "logits_of", DeviceLogits)
     assert [answer(seed) for seed in range(2)] == want

@@ -19,6 +19,7 @@ from headrace.models.load.safetensors_file import SafetensorsFile
 from headrace.models.r1_demo.deepseek_folder import plan
 from headrace.models.r1_demo.reexpress import Form, ReexpressError, as_deepseek_layer, form_of
 from headrace.mtp_training.head_file import read_head
+from headrace_kernels.upload import tensor_of
 from helpers.models.deepseek_oracle import BackendName, load
 from helpers.models.drafting import Drafter
 from helpers.models.stepping import Stepper
@@ -110,12 +111,12 @@ def test_every_neuron_is_where_it_was(tmp_path: Path) -> None:
     mlp = "model.layers.1.mlp"
     parts = [f"{mlp}.shared_experts", *(f"{mlp}.experts.{expert}" for expert in range(16))]
     for name, dim in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
-        pieces = [after.tensor(f"{part}.{name}.weight") for part in parts]
-        assert torch.equal(torch.cat(pieces, dim), before.tensor(f"{mlp}.{name}.weight"))
+        pieces = [tensor_of(after.tensor(f"{part}.{name}.weight")) for part in parts]
+        assert torch.equal(torch.cat(pieces, dim), tensor_of(before.tensor(f"{mlp}.{name}.weight")))
         assert {piece.shape[dim] % 64 for piece in pieces} == {0}
     for name in ("o_proj", "q_proj"):  # queries: more rows, of which the further ones are zero
-        was = before.tensor(f"model.layers.1.self_attn.{name}.weight").flatten()
-        now = after.tensor(f"model.layers.1.self_attn.{name}.weight").flatten()
+        was = tensor_of(before.tensor(f"model.layers.1.self_attn.{name}.weight")).flatten()
+        now = tensor_of(after.tensor(f"model.layers.1.self_attn.{name}.weight")).flatten()
         assert torch.equal(now[now != 0].sort().values, was.sort().values)
 
 
@@ -199,18 +200,18 @@ def test_a_narrow_head_becomes_the_layer_after_the_last(tmp_path: Path) -> None:
     form: Form = plan(SafetensorsCheckpoint(source), paired=True).form
 
     def padded(name: str, shape: tuple[int, ...]) -> Any:
-        small = given.tensor(name).float().numpy()
+        small = tensor_of(given.tensor(name)).float().numpy()
         return np.pad(small, [(0, n - m) for n, m in zip(shape, small.shape, strict=True)])
 
     expected = dict(as_deepseek_layer(padded, form, seed=2))
     for name, tensor in expected.items():
-        found = checkpoint.tensor(f"model.layers.2.{name}")
+        found = tensor_of(checkpoint.tensor(f"model.layers.2.{name}"))
         assert torch.equal(found, torch.from_numpy(tensor.copy())), name
     for name in ("enorm", "hnorm", "eh_proj"):
-        found = checkpoint.tensor(f"model.layers.2.{name}.weight")
-        assert torch.equal(found, given.tensor(f"{name}.weight").float())
-    norm = checkpoint.tensor("model.layers.2.shared_head.norm.weight")
-    assert torch.equal(norm, given.tensor("norm.weight").float())
+        found = tensor_of(checkpoint.tensor(f"model.layers.2.{name}.weight"))
+        assert torch.equal(found, tensor_of(given.tensor(f"{name}.weight")).float())
+    norm = tensor_of(checkpoint.tensor("model.layers.2.shared_head.norm.weight"))
+    assert torch.equal(norm, tensor_of(given.tensor("norm.weight")).float())
     assert checkpoint.tensor("model.layers.2.draft_token_ids").tolist() == [5, 3, 284]
     raw = SafetensorsCheckpoint(target).config.raw
     assert raw["num_nextn_predict_layers"] == 1

@@ -97,12 +97,12 @@ impl Weight {
         assert_eq!(image.len(), self.image_len(), "an image of this shape and dtype");
         let (lanes, scales) = self.lanes_of_matrix();
         let rest = match &mut self.lanes {
-            Lanes::F32(to) => get(to, index, lanes, image),
-            Lanes::Bf16(to) => get(to, index, lanes, image),
-            Lanes::F16(to) => get(to, index, lanes, image),
+            Lanes::F32(to) => get(to.own(), index, lanes, image),
+            Lanes::Bf16(to) => get(to.own(), index, lanes, image),
+            Lanes::F16(to) => get(to.own(), index, lanes, image),
             Lanes::I8 { pairs, scales: to } => {
-                let rest = get(pairs, index, lanes, image);
-                get(to, index, scales, rest)
+                let rest = get(pairs.own(), index, lanes, image);
+                get(to.own(), index, scales, rest)
             }
         };
         debug_assert!(rest.is_empty(), "all of it was read");

@@ -36,7 +36,7 @@ def fetch(args: argparse.Namespace) -> int:
     Raises SettingsError and CannotRun.
     """
     check_model(args.model)
-    with needs("worker"):
+    with needs("cpu"):
         from headrace.models import UnsupportedModelError, check_ranks, config, dtype_of_weights
         from headrace.models.load import source
         from headrace.worker.device import choose_device

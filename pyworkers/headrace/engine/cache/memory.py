@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from headrace.host_memory import available_bytes, machine_bytes
+from headrace_kernels.torch_if_loaded import out_of_memory, type_of
 
 if TYPE_CHECKING:
     from headrace.models import Model
     from headrace.models.step_memory import StepMemory
 
+SEQUENCE_TOKENS = 512  # that a sequence on a CPU has on average, prompt and answer; a guess
 CPU_SHARE = 0.25  # of the memory that is available at start: other workers run beside this one
 # Of what is free once weights are loaded and a step has what it needs; the rest is for what the allocator cannot put
 # together and for the driver. A guess, not run on a GPU yet.
 CUDA_SHARE = 0.93
+
+
+def blocks_wanted(*, context_tokens: int, sequences: int, block_tokens: int, device: str) -> int:
+    """Blocks of a cache that nobody said a size for, where the memory does not set a lower limit.
+
+    A GPU is the worker's own: as many as its sequences can ever use. The memory of a CPU is also that of others: room
+    for one sequence of the whole context, and for all of them at once with `SEQUENCE_TOKENS` each.
+    """
+    whole = -(-context_tokens // block_tokens)
+    if type_of(device) == "cuda":
+        return whole * sequences
+    return max(whole, min(whole, -(-SEQUENCE_TOKENS // block_tokens)) * sequences)
 
 
 def kv_blocks(
@@ -23,7 +35,7 @@ def kv_blocks(
     *,
     block_bytes: int,
     most_blocks: int,
-    device: torch.device,
+    device: str,
     step: StepMemory,
     sharers: int = 1,
 ) -> int:
@@ -34,7 +46,7 @@ def kv_blocks(
     """
     free = _free_bytes(device)
     _check_step(step, free, memory_bytes or 0, device)
-    share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE / sharers
+    share = CUDA_SHARE if type_of(device) == "cuda" else CPU_SHARE / sharers
     budget = memory_bytes if memory_bytes is not None else int((free - step.total) * share)
     blocks = budget // block_bytes
     if blocks < 1:
@@ -44,7 +56,7 @@ def kv_blocks(
     return blocks if memory_bytes is not None else min(blocks, most_blocks)
 
 
-def _check_step(step: StepMemory, free: int, kv_bytes: int, device: torch.device) -> None:
+def _check_step(step: StepMemory, free: int, kv_bytes: int, device: str) -> None:
     if step.total + kv_bytes <= free:
         return
     mib = 2**20
@@ -56,24 +68,26 @@ def _check_step(step: StepMemory, free: int, kv_bytes: int, device: torch.device
     )
 
 
-def allocate_kv(model: Model, num_blocks: int, device: torch.device) -> None:
+def allocate_kv(model: Model, num_blocks: int, device: str) -> None:
     """Make the cache. Raises `ValueError` when the device has not so much memory: a CPU would kill the worker later."""
     nbytes = num_blocks * model.kv_block_bytes
     wanted = f"a KV cache of {num_blocks} blocks takes {nbytes / 2**30:.1f} GiB"
-    if device.type == "cpu" and nbytes > (there := machine_bytes()):
+    if type_of(device) == "cpu" and nbytes > (there := machine_bytes()):
         raise ValueError(
             f"{wanted}, this machine has {there / 2**30:.1f} GiB; give --kv-memory less"
         )
     try:
         model.allocate_kv(num_blocks)
-    except (OSError, torch.OutOfMemoryError) as error:
+    except (OSError, *out_of_memory()) as error:
         raise ValueError(
             f"{wanted}, which {device} does not have: {error}; give --kv-memory less"
         ) from error
 
 
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
+def _free_bytes(device: str) -> int:
+    if type_of(device) == "cuda":
+        import torch
+
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     return available_bytes()

@@ -18,14 +18,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace import _core
-from headrace.engine.sampling.topk import Few
+from headrace.engine.sampling.logits import Few, Logits
 from headrace.engine.sampling.verify import GOES_ON, LENGTH, STOP
 from headrace.engine.step.rows import places_of, spread
-from headrace_kernels.token_masks import is_native, mask_logits
 
 if TYPE_CHECKING:
     from headrace.engine.sampling.sampler import Rows
@@ -112,22 +110,22 @@ class StepMasks:
         default_factory=lambda: np.zeros(0, dtype=np.int64)
     )  # once applied: places of sequences
 
-    def apply(self, logits: torch.Tensor, *, whole: bool) -> Few | None:
+    def apply(self, logits: Logits, *, whole: bool) -> Few | None:
         """What a grammar does not allow becomes -inf, in place; all of a row in which nothing may be chosen.
 
-        But on a CPU, and unless it has to be done in the `whole` tensor, rows in which few tokens may be chosen stay
+        But on the host, and unless it has to be done in the `whole` array, rows in which few tokens may be chosen stay
         as they are: to look at those tokens alone costs next to nothing, to write all others costs a row.
         """
         masks, starts, ids, put_off = self._core.masks()
         self.put_off = self._owners[put_off]
-        if whole or not is_native(logits):
-            mask_logits(logits, self._places, masks)
+        if whole or not logits.on_host:
+            logits.mask(self._places, masks)
             return None
         listed = starts[1:] > starts[:-1]
         if not listed.all():
             written = places_of(~listed)
-            mask_logits(logits, self._places[written], masks[written])
-        of = np.full(len(logits), -1, dtype=np.int64)
+            logits.mask(self._places[written], masks[written])
+        of = np.full(logits.rows, -1, dtype=np.int64)
         lists = places_of(listed)
         of[self._places[lists]] = lists
         return Few(of, starts, ids)

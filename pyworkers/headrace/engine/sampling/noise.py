@@ -10,14 +10,13 @@ weight: the exponential race, the same thing as adding Gumbel noise to the logit
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace import _core
 
 NOISE_BITS = 31
-_MULTIPLY_1 = 0x21F0AAAD  # with the shifts below: the mixer found by C. Wellons and TheIronBorn ("prospecting for hash
-_MULTIPLY_2 = (
+MULTIPLY_1 = 0x21F0AAAD  # with the shifts below: the mixer found by C. Wellons and TheIronBorn ("prospecting for hash
+MULTIPLY_2 = (
     0xD35A2D97  # functions", bias 0.107 of 1000), the second half of the key added in the middle
 )
 
@@ -38,30 +37,15 @@ def bits(
     x = tokens ^ key
     shifted = x >> np.uint32(16)
     x ^= shifted
-    x *= np.uint32(_MULTIPLY_1)
+    x *= np.uint32(MULTIPLY_1)
     np.right_shift(x, np.uint32(15), out=shifted)
     x ^= shifted
     x += key2
-    x *= np.uint32(_MULTIPLY_2)
+    x *= np.uint32(MULTIPLY_2)
     np.right_shift(x, np.uint32(15), out=shifted)
     x ^= shifted
     x &= np.uint32(0x7FFFFFFF)
     return x
-
-
-def bits_on_device(tokens: torch.Tensor, key: torch.Tensor, key2: torch.Tensor) -> torch.Tensor:
-    """`bits` with torch, for int32 tensors; the words of the keys are reinterpreted as int32."""
-    x = tokens ^ key
-    shifted = x >> 16  # drags the sign along, so it is masked
-    x ^= shifted.bitwise_and_(0xFFFF)
-    x *= _MULTIPLY_1
-    torch.bitwise_right_shift(x, 15, out=shifted)
-    x ^= shifted.bitwise_and_(0x1FFFF)
-    x += key2
-    x *= _MULTIPLY_2 - (1 << 32)
-    torch.bitwise_right_shift(x, 15, out=shifted)
-    x ^= shifted.bitwise_and_(0x1FFFF)
-    return x.bitwise_and_(0x7FFFFFFF)
 
 
 def exponential(noise: NDArray[np.uint32]) -> NDArray[np.float64]:

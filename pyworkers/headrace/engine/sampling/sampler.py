@@ -7,9 +7,9 @@ the lowest id. Log-probabilities are those of the raw logits: before bias, penal
 A sequence may have several rows, for successive positions: all but the first stand on drafts of the tokens before
 them, and are treated as if these had been generated (`verify.py` says which of them count).
 
-A row's result is a function of that row alone, bit for bit. `narrow.py` finds the few tokens that can be chosen; here
-they are cut and drawn exactly, in float64 on the host, so that a worker with a GPU and one without differ only as much
-as their logits do.
+A row's result is a function of that row alone, bit for bit. What looks at whole rows is in `logits.py`, for the host
+and for devices. The few tokens that it leaves are cut and drawn exactly, in float64 on the host, so that a worker with
+a GPU and one without differ only as much as their logits do.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace import _core
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.sampling import noise, topk
+from headrace.engine.sampling import noise
+from headrace.engine.sampling.logits import Draws, Few, Logits, TokenIds, stand_together
 from headrace.engine.sampling.logits_processors import Context, edit
 from headrace.engine.sampling.token_limits import check_limits
-from headrace.engine.sampling.topk import Draws, Few
 from headrace.engine.sequence import Sequence
 from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.step.rows import places_of, spread
@@ -135,7 +134,7 @@ class Sampled:
     ids: NDArray[np.int64]  # [rows]
     best: NDArray[np.float32]  # [rows], the highest logit after edits
     # Logits before edits, and of each row which of them are its, -1: none; where any request asks for probabilities.
-    raw: tuple[torch.Tensor, NDArray[np.int64]] | None
+    raw: tuple[Logits, NDArray[np.int64]] | None
 
     @staticmethod
     def none() -> Sampled:
@@ -155,7 +154,7 @@ class Sampler:
         self._seed = np.zeros(max_sequences, dtype=np.uint64)
         self._asks = np.zeros(max_sequences, dtype=np.uint8)
         self._core = _core.SamplingColumns(numbers=numbers, top_k=self._top_k, seeds=self._seed)
-        self._tokens: torch.Tensor | None = None  # all ids, where the logits are
+        self._tokens = TokenIds(np.arange(vocab_size, dtype=np.int32))
 
     def take_row(self, sequence: Sequence, batch_row: int) -> None:
         """`sequence` took this batch row: `sample` may meet it from now on."""
@@ -176,15 +175,15 @@ class Sampler:
             + RULES * (sequence.rules is not None)
         )
 
-    def sample(self, logits: torch.Tensor, rows: Rows, masks: StepMasks | None = None) -> Sampled:
-        """Choose a token for each row. `logits` is `[rows, vocab]` and may be overwritten.
+    def sample(self, logits: Logits, rows: Rows, masks: StepMasks | None = None) -> Sampled:
+        """Choose a token for each row. `logits` has all tokens as columns, and may be overwritten.
 
         `masks` are those of all rows with rules.
         """
-        assert logits.shape[1] == self.vocab_size
+        assert logits.columns == self.vocab_size
         asks = self._asked(rows.batch_rows)
         if not asks:  # a lone step feels each of the calls that this spares
-            ids, best = topk.argmax(logits)
+            ids, best = logits.argmax()
             return Sampled(_where_finite(ids, best), best, None)
         batch_rows, positions = rows.places()
         raw = None
@@ -192,7 +191,7 @@ class Sampler:
             with_logprobs = places_of(self.wants_logprobs(batch_rows))
             raw_rows = np.full(len(batch_rows), -1)
             raw_rows[with_logprobs] = np.arange(len(with_logprobs))
-            raw = _rows(logits, with_logprobs, copy=True), raw_rows
+            raw = logits.take(with_logprobs, copy=True), raw_rows
         if asks & EDITS:
             self._edit(logits, rows, batch_rows, None)
         few = None
@@ -200,23 +199,22 @@ class Sampler:
             assert masks is not None, "they were begun before the forward pass"
             # The k best of a row are looked for in all of it.
             few = masks.apply(logits, whole=self._whole_masks or asks & TOP_K > 0)
-        ids, best = topk.argmax(logits, few)
+        ids, best = logits.argmax(few)
         if asks & DRAWS:
             drawn = self._core.drawn(batch_rows, best)
-            tokens = self._all_tokens(logits)
-            whole = logits.device.type == "cpu" and not asks & TOP_K
+            whole = logits.on_host and not asks & TOP_K
             if whole and drawn is None:  # spares the copies of all that says how to draw
                 draws = self.draws(best, batch_rows, positions)
-                return Sampled(topk.race(logits, draws, tokens, few), best, raw)
+                return Sampled(logits.race(draws, self._tokens, few), best, raw)
             drawn = np.arange(len(ids)) if drawn is None else drawn
             if len(drawn):
                 for some in _parts(drawn, logits, whole=whole):
                     ids[some] = self._draw(
-                        _rows(logits, some),
+                        logits.take(some),
                         best[some],
                         batch_rows[some],
                         positions[some],
-                        tokens,
+                        self._tokens,
                         None if few is None else few.of_rows(some),
                     )
         return Sampled(_where_finite(ids, best), best, raw)
@@ -231,37 +229,37 @@ class Sampler:
         raw, raw_rows = sampled.raw
         some = np.flatnonzero(wanted & (raw_rows >= 0) & (sampled.ids >= 0))
         tops = [rows.sequence(owner).sampling.logprobs or 0 for owner in rows.owners[some]]
-        entries = token_logprobs(_rows(raw, raw_rows[some]), sampled.ids[some], tops)
+        entries = token_logprobs(raw.take(raw_rows[some]), sampled.ids[some], tops)
         for row, entry in zip(some, entries, strict=True):
             found[row] = entry
         return found
 
-    def draft(self, logits: torch.Tensor, rows: Rows, head: DraftHead) -> NDArray[np.int64]:
+    def draft(self, logits: Logits, rows: Rows, head: DraftHead) -> NDArray[np.int64]:
         """Guess what `sample` will choose for the last row of each sequence; `logits` is `[sequences, drafts]`.
 
         The noise is that of the same position, so that a good guess of the logits is a good guess of the draw.
         """
         if self.takes_best(rows.batch_rows):
-            return head.ids[topk.argmax(logits)[0]]
+            return head.ids[logits.argmax()[0]]
         batch_rows, positions = rows.last()
         self._edit(logits, rows, batch_rows, head)
-        columns, best = topk.argmax(logits)
+        columns, best = logits.argmax()
         ids = head.ids[columns]
         drawn = self._core.drawn(batch_rows, best)
         drawn = np.arange(len(ids)) if drawn is None else drawn
         if len(drawn):
             ids[drawn] = self._draw(
-                _rows(logits, drawn),
+                logits.take(drawn),
                 best[drawn],
                 batch_rows[drawn],
                 positions[drawn],
-                head.on(logits),
+                head.tokens,
             )
         return ids
 
     def _edit(
         self,
-        logits: torch.Tensor,
+        logits: Logits,
         rows: Rows,
         batch_rows: NDArray[np.int64],
         head: DraftHead | None,
@@ -308,18 +306,13 @@ class Sampler:
         """How rows with these highest logits are drawn from."""
         return Draws(best, *self._core.draws(batch_rows, positions))
 
-    def _all_tokens(self, logits: torch.Tensor) -> torch.Tensor:
-        if self._tokens is None or self._tokens.device != logits.device:
-            self._tokens = torch.arange(self.vocab_size, dtype=torch.int32, device=logits.device)
-        return self._tokens
-
     def _draw(
         self,
-        logits: torch.Tensor,
+        logits: Logits,
         best: NDArray[np.float32],
         batch_rows: NDArray[np.int64],
         positions: NDArray[np.int64],
-        tokens: torch.Tensor,
+        tokens: TokenIds,
         few: Few | None = None,
     ) -> NDArray[np.int64]:
         """One token for each row, whose highest logit is `best`, at `positions`; `tokens` are the columns' ids.
@@ -328,20 +321,20 @@ class Sampler:
         """
         draws = self.draws(best, batch_rows, positions)
         if draws.top_k.any():
-            draws.top_k[draws.top_k >= len(tokens)] = 0
+            draws.top_k[draws.top_k >= logits.columns] = 0
         else:
-            return topk.race(logits, draws, tokens, few)
+            return logits.race(draws, tokens, few)
         ids = np.zeros(len(best), dtype=np.int64)
         if (some := np.flatnonzero(draws.top_k)).size:
-            ids[some] = _draw_top_k(_rows(logits, some), draws.of(some), tokens)
+            ids[some] = _draw_top_k(logits.take(some), draws.of(some), tokens)
         if (some := np.flatnonzero(draws.top_k == 0)).size:
-            ids[some] = topk.race(_rows(logits, some), draws.of(some), tokens)
+            ids[some] = logits.take(some).race(draws.of(some), tokens)
         return ids
 
 
-def _draw_top_k(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDArray[np.int64]:
+def _draw_top_k(logits: Logits, draws: Draws, tokens: TokenIds) -> NDArray[np.int64]:
     """Draw among the tokens that top-k, then top-p, then min-p leave."""
-    found = topk.highest(logits, draws.top_k)
+    found = logits.highest(draws.top_k)
     scaled = (found.logits - found.logits[:, :1]) / draws.temperature[:, None]  # [rows, most]
     weights = np.exp(scaled)
     weights[np.arange(weights.shape[1]) >= draws.top_k[:, None]] = 0
@@ -350,7 +343,7 @@ def _draw_top_k(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDA
     stays = weights > 0
     stays &= (before < draws.top_p[:, None] * up_to[:, -1:]) | (draws.top_p == 1)[:, None]
     stays &= weights >= draws.min_p[:, None]
-    ids = tokens[torch.from_numpy(found.ids).to(tokens.device)].cpu().numpy()
+    ids = tokens.ids[found.ids]
     bits = noise.bits(ids.astype(np.uint32), draws.key[:, None], draws.key2[:, None])
     time = np.log(noise.exponential(bits)) - scaled
     winner = np.where(stays, time, np.inf).argmin(axis=1)
@@ -358,29 +351,28 @@ def _draw_top_k(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDA
 
 
 def token_logprobs(
-    logits: torch.Tensor, tokens: NDArray[np.int64], tops: Items[int]
+    logits: Logits, tokens: NDArray[np.int64], tops: Items[int]
 ) -> list[TokenLogprob]:
     """For each row the log-probability of its token, and its `tops` most probable ones."""
     if not len(tokens):
         return []
-    most = max(1, DRAW_ELEMENTS // logits.shape[1])
+    most = max(1, DRAW_ELEMENTS // logits.columns)
     if len(tokens) > most:  # of a prompt
         return [
             entry
             for start in range(0, len(tokens), most)
             for entry in token_logprobs(
-                logits[start : start + most],
+                logits.part(start, start + most),
                 tokens[start : start + most],
                 tops[start : start + most],
             )
         ]
-    rows = np.arange(len(tokens))
-    _, best = topk.argmax(logits)
+    _, best = logits.argmax()
     with np.errstate(invalid="ignore"):  # rows that are not finite: their request fails anyway
-        normaliser = best + topk.log_total(logits, best)
-    at_token = logits[torch.from_numpy(rows), torch.from_numpy(tokens)].cpu().numpy()
-    counts = np.clip(np.asarray(tops, dtype=np.int64), 1, logits.shape[1])
-    highest = topk.highest(logits, counts)
+        normaliser = best + logits.log_total(best)
+    at_token = logits.at(tokens)
+    counts = np.clip(np.asarray(tops, dtype=np.int64), 1, logits.columns)
+    highest = logits.highest(counts)
     return [
         TokenLogprob(
             logprob=_logprob(at_token[row] - normaliser[row]),
@@ -403,26 +395,11 @@ def _where_finite(ids: NDArray[np.int64], best: NDArray[np.float32]) -> NDArray[
     return ids
 
 
-def _parts(
-    rows: NDArray[np.int64], logits: torch.Tensor, *, whole: bool
-) -> list[NDArray[np.int64]]:
+def _parts(rows: NDArray[np.int64], logits: Logits, *, whole: bool) -> list[NDArray[np.int64]]:
     """`rows` in parts that bound the memory of a draw. A `whole` draw, on a CPU and without any top-k, takes none."""
-    if whole and _together(rows):
+    if whole and stand_together(rows):
         return [rows]
-    return np.array_split(rows, -(-len(rows) * logits.shape[1] // DRAW_ELEMENTS))
-
-
-def _together(rows: NDArray[np.int64]) -> bool:
-    return len(rows) > 0 and bool(rows[-1] - rows[0] + 1 == len(rows))
-
-
-def _rows(logits: torch.Tensor, rows: NDArray[np.int64], *, copy: bool = False) -> torch.Tensor:
-    """Rows of `logits`, in ascending order; those that stand together without a copy unless one is asked for."""
-    if not copy and _together(rows):
-        if len(rows) == logits.shape[0]:
-            return logits
-        return logits[int(rows[0]) : int(rows[-1]) + 1]
-    return logits[torch.from_numpy(rows).to(logits.device)]
+    return np.array_split(rows, -(-len(rows) * logits.columns // DRAW_ELEMENTS))
 
 
 def _logprob(value: float) -> float:

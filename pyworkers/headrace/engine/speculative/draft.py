@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from headrace.engine.sampling import topk
 from headrace.engine.sampling.grammar import Grammars
+from headrace.engine.sampling.host_logits import logits_of
+from headrace.engine.sampling.logits import Logits
 from headrace.engine.sampling.sampler import Rows, Sampler
 from headrace.engine.speculative.adaptive import Adaptive
 from headrace.engine.speculative.draft_head import DraftHead
@@ -187,8 +187,9 @@ class Drafter:
         rounds.run_rest()
         return unread
 
-    def _pass(self, batch: DraftBatch) -> torch.Tensor:
-        return self._model.draft(batch) if self._rounds is None else self._rounds.draft(batch)
+    def _pass(self, batch: DraftBatch) -> Logits:
+        draft = self._model.draft if self._rounds is None else self._rounds.draft
+        return logits_of(draft(batch))
 
     def _draft(self, known: _Known) -> bool:
         """The passes of this rank. Returns whether the last one's logits were read."""
@@ -222,7 +223,7 @@ class Drafter:
         totals = None if best else input_batch.total[batch_rows]
         while True:
             if totals is None:
-                ids = self._head.ids_of(topk.argmax(logits)[0])
+                ids = self._head.ids_of(logits.argmax()[0])
             else:
                 rows = Rows(
                     sequences[going],
@@ -245,7 +246,7 @@ class Drafter:
             if adaptive is not None and len(more):
                 places = going[more]
                 columns = self._head.columns_of(guesses[places, depth - 1])
-                sure = topk.probability(logits, more, columns)
+                sure = logits.probability(more, columns)
                 more = more[adaptive.goes_on(batch_rows[places], depth, sure)]
             hidden_from = hidden_from[more] if depth == 1 else more.astype(np.int32)
             going = going[more]

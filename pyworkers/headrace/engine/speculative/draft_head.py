@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from headrace.engine.sampling.logits import TokenIds
 
 
 class DraftHead:
@@ -24,7 +25,7 @@ class DraftHead:
                 )
             self.columns = np.full(vocab_size, -1, dtype=np.int64)
             self.columns[self.ids] = np.arange(len(self.ids))
-        self._on: torch.Tensor | None = None
+        self.tokens = TokenIds(self.ids.astype(np.int32))
 
     def ids_of(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
         return columns if self.columns is None else self.ids[columns]
@@ -32,9 +33,3 @@ class DraftHead:
     def columns_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of tokens that were drafted."""
         return ids if self.columns is None else self.columns[ids]
-
-    def on(self, logits: torch.Tensor) -> torch.Tensor:
-        """The ids, int32, where `logits` are."""
-        if self._on is None or self._on.device != logits.device:
-            self._on = torch.from_numpy(self.ids.astype(np.int32)).to(logits.device)
-        return self._on

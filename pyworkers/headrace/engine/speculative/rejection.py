@@ -10,12 +10,11 @@ Randomness is keyed by seed and position here, too, in streams of their own: one
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from headrace.engine.sampling import noise, topk
+from headrace.engine.sampling import noise
+from headrace.engine.sampling.logits import SLACK, Draws, Logits
 from headrace.engine.sampling.sampler import DRAW_ELEMENTS, Rows, Sampled, Sampler
-from headrace.engine.sampling.topk import SLACK, Draws
 from headrace.engine.speculative.draft_head import DraftHead
 
 DECIDE = np.uint64(0x9E6C63D0876A9A35)  # added to a seed: other noise for the same position
@@ -30,18 +29,18 @@ class Rejection:
         self._head = head
         self._drawn_from: dict[tuple[int, int], NDArray[np.float32]] = {}  # by batch row and depth
 
-    def drafted(self, logits: torch.Tensor, rows: Rows) -> None:
+    def drafted(self, logits: Logits, rows: Rows) -> None:
         """Drafts for the last row of each sequence were just drawn from these `logits`."""
         batch_rows, positions = rows.last()
         drawn = np.flatnonzero(self._sampler.draws_tokens(batch_rows))
-        for some in _parts(drawn, logits.shape[1]):
-            own = _rows(logits, some)
-            draws = self._sampler.draws(topk.argmax(own)[1], batch_rows[some], positions[some])
+        for some in _parts(drawn, logits.columns):
+            own = logits.take(some)
+            draws = self._sampler.draws(own.argmax()[1], batch_rows[some], positions[some])
             for row, q in zip(some.tolist(), distributions(own, draws), strict=True):
                 key = int(batch_rows[row]), int(rows.counts[row]) - 1
                 self._drawn_from[key] = q.astype(np.float32)
 
-    def judge(self, logits: torch.Tensor, rows: Rows, sampled: Sampled) -> None:
+    def judge(self, logits: Logits, rows: Rows, sampled: Sampled) -> None:
         """Put what the drafts become in place of what was sampled for their rows; `logits` are edited."""
         batch_rows, positions = rows.places()
         starts = rows.starts
@@ -52,10 +51,10 @@ class Rejection:
             whole = sampled.ids[at] >= 0
             going, at = going[whole], at[whole]
             right = np.zeros(len(going), dtype=np.bool_)
-            for part in _parts(np.arange(len(at)), logits.shape[1]):
+            for part in _parts(np.arange(len(at)), logits.columns):
                 some = at[part]
                 draws = self._sampler.draws(sampled.best[some], batch_rows[some], positions[some])
-                p = distributions(_rows(logits, some), draws)
+                p = distributions(logits.take(some), draws)
                 q = np.zeros_like(p)
                 kept = [
                     self._drawn_from[batch_row, depth] for batch_row in batch_rows[some].tolist()
@@ -94,11 +93,10 @@ def decide(
     return right, ids
 
 
-def distributions(logits: torch.Tensor, draws: Draws) -> NDArray[np.float64]:
+def distributions(logits: Logits, draws: Draws) -> NDArray[np.float64]:
     """What a draw from each row follows: `[rows, columns]`, each row adds up to 1."""
-    scaled = (logits.cpu().numpy() - draws.best[:, None].astype(np.float64)) / draws.temperature[
-        :, None
-    ]
+    scaled = logits.values() - draws.best[:, None].astype(np.float64)
+    scaled /= draws.temperature[:, None]
     weights = np.exp(scaled)
     total = weights.sum(axis=1)
     cut = np.flatnonzero((draws.top_k > 0) | (draws.top_p < 1))
@@ -107,7 +105,7 @@ def distributions(logits: torch.Tensor, draws: Draws) -> NDArray[np.float64]:
         floor = (1 - draws.top_p[cut]) * total[cut] / weights.shape[1] * (1 - SLACK)
         alive = np.count_nonzero(weights[cut] >= floor[:, None], axis=1)
         top_k = draws.top_k[cut]
-        found = topk.highest(_rows(logits, cut), np.where(top_k > 0, top_k, alive))
+        found = logits.take(cut).highest(np.where(top_k > 0, top_k, alive))
         own = np.take_along_axis(weights[cut], found.ids, axis=1)
         own[np.isneginf(found.logits)] = 0
         own[(np.arange(own.shape[1]) >= top_k[:, None]) & (top_k > 0)[:, None]] = 0
@@ -120,10 +118,6 @@ def distributions(logits: torch.Tensor, draws: Draws) -> NDArray[np.float64]:
         weights[cut[rows], found.ids[rows, columns]] = own[rows, columns]
     weights[weights < draws.min_p[:, None]] = 0
     return weights / weights.sum(axis=1, keepdims=True)
-
-
-def _rows(logits: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
-    return logits[torch.from_numpy(rows).to(logits.device)]
 
 
 def _parts(rows: NDArray[np.int64], columns: int) -> list[NDArray[np.int64]]:

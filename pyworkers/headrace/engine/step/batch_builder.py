@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace.engine.pooling import Floats
@@ -14,6 +14,11 @@ from headrace.engine.sampling.sampler import Rows
 from headrace.engine.step.input_batch import InputBatch
 from headrace.engine.step.work import StepWork, Work
 from headrace_kernels.batch import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+    from headrace_kernels.ops import Results
 
 
 @dataclass(slots=True)
@@ -30,12 +35,13 @@ class Prepared:
     prompt_rows: list[tuple[Work, NDArray[np.int32]]]  # with the token that each row predicts
     pooled: list[tuple[Work, int]]  # how many of `batch.pool_rows` are of each
 
-    def pooled_rows(self, of_model: Callable[[], torch.Tensor]) -> list[tuple[Work, Floats]]:
+    def pooled_rows(self, of_model: Callable[[], Results]) -> list[tuple[Work, Floats]]:
         """The rows that each sequence pools. A chunk may have none: the last one is enough for some."""
         found: list[tuple[Work, Floats]] = []
         if self.batch.pool_rows is None:
             return found
-        rows, first = of_model().cpu().numpy(), 0
+        results, first = of_model(), 0
+        rows = results if isinstance(results, np.ndarray) else results.cpu().numpy()
         for item, count in self.pooled:
             if count:
                 found.append((item, rows[first : first + count]))

@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from headrace.engine.cache.kv_export import KvExports
 from headrace.engine.config import EngineConfig
 from headrace.engine.pooling import Floats
 from headrace.engine.sampling.grammar import Grammars, StepMasks
+from headrace.engine.sampling.host_logits import logits_of
+from headrace.engine.sampling.logits import Logits
 from headrace.engine.sampling.sampler import Rows, Sampled, Sampler, token_logprobs
 from headrace.engine.sampling.verify import ChosenRows, choose
 from headrace.engine.speculative.adaptive import Adaptive
@@ -26,12 +27,14 @@ from headrace.engine.step.rounds import Rounds
 from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of
 from headrace.engine.step.step import Computed, EngineStep, Read
-from headrace.engine.step.token_pool import TokenPool
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import TokenLogprob
+from headrace_kernels.torch_if_loaded import inference_mode
 
 if TYPE_CHECKING:
+    from headrace.engine.step.token_pool import TokenPool
     from headrace.models import Model
+    from headrace_kernels.ops import Results
 
 
 class Forward:
@@ -71,6 +74,8 @@ class Forward:
         # Where a step's end says how far it came, as with drafts, the next one has to wait for that.
         self._pool: TokenPool | None = None
         if model.ahead_on is not None and config.mtp == 0:
+            from headrace.engine.step.token_pool import TokenPool  # of tensors
+
             self._pool = TokenPool(config.max_sequences, model.ahead_on, model.fence)
         self.adaptive: Adaptive | None = None
         self._rejection: Rejection | None = None
@@ -110,7 +115,7 @@ class Forward:
         if live is not None:
             work = work.where(live)
         try:
-            with torch.inference_mode():
+            with inference_mode():
                 if self._rounds is not None:
                     return self._in_round(self._rounds, order, work)
                 return self._launch(order, work) if len(work) else self._nothing(work)
@@ -158,18 +163,19 @@ class Forward:
         step = build(self._input_batch, work, None if self._pool is None else self._pool.newest)
         masks = self.grammars.begin(step.rows)
         if order.chunks:
-            logits = self._model.forward(step.batch, self._kv_exports.progress_of(order.chunks))
+            results = self._model.forward(step.batch, self._kv_exports.progress_of(order.chunks))
         else:
-            logits = self._model.forward(step.batch)
+            results = self._model.forward(step.batch)
         if self._rounds is not None and self.drafter is None:
             self._rounds.passed()
         if self._pool is not None and self._stays(step):
-            return self._leave(step, logits, self._pool)
+            return self._leave(step, results, self._pool)
+        logits = logits_of(results)
         prompt_logprobs: list[tuple[Work, list[TokenLogprob]]] = []
         if step.prompt_rows:  # their logits come after those of the sampled rows
             sampled = int(step.rows.counts.sum())
-            prompt_logprobs = _prompt_logprobs(step, logits[sampled:])
-            logits = logits[:sampled]
+            prompt_logprobs = _prompt_logprobs(step, logits.part(sampled, logits.rows))
+            logits = logits.part(0, sampled)
         pooled = step.pooled_rows(self._model.pooled) if step.pooled else []
         chosen = self._choose(step, logits, masks)
         if not len(step.batch.logit_rows):  # otherwise the rows that were read came after all KV
@@ -186,12 +192,12 @@ class Forward:
             step.rows.batch_rows
         )
 
-    def _leave(self, step: Prepared, logits: torch.Tensor, pool: TokenPool) -> Read:
+    def _leave(self, step: Prepared, results: Results, pool: TokenPool) -> Read:
         """Its tokens are there for the next step; here they are known when they are read."""
         input_batch, rows = self._input_batch, step.rows
         of = rows.batch_rows
         ends = input_batch.ends(of)  # when it is read, others may sit there
-        pending = pool.choose(logits, of)
+        pending = pool.choose(results, of)
         input_batch.computed[step.work.batch_rows] += step.work.counts
         input_batch.total[of] += 1
         after = self._after(step.work)
@@ -217,7 +223,7 @@ class Forward:
         first = 0 if self.drafter is None else self.drafter.first
         return Computed(*after, chosen, prompt_logprobs, pooled, first)
 
-    def _choose(self, step: Prepared, logits: torch.Tensor, masks: StepMasks | None) -> ChosenRows:
+    def _choose(self, step: Prepared, logits: Logits, masks: StepMasks | None) -> ChosenRows:
         """Tokens for all sequences that are sampled, as many as their drafts allow. All stand behind the step now."""
         rows, work = step.rows, step.work
         sampled = self._sampler.sample(logits, rows, masks) if len(step.sampled) else Sampled.none()
@@ -266,11 +272,11 @@ class Forward:
             fence.synchronize()
 
 
-def _prompt_logprobs(step: Prepared, logits: torch.Tensor) -> list[tuple[Work, list[TokenLogprob]]]:
+def _prompt_logprobs(step: Prepared, logits: Logits) -> list[tuple[Work, list[TokenLogprob]]]:
     found: list[tuple[Work, list[TokenLogprob]]] = []
     row = 0
     for item, targets in step.prompt_rows:
-        rows = logits[row : row + len(targets)]
+        rows = logits.part(row, row + len(targets))
         row += len(targets)
         top = item.sequence.sampling.prompt_logprobs or 0
         entries = token_logprobs(rows, targets.astype(np.int64), [top] * len(targets))

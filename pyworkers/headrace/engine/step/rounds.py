@@ -16,16 +16,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from headrace.engine.prompt_balance import PromptBalance
 from headrace.engine.step.lockstep import BetweenSteps, Lockstep, RankLoad
 from headrace.engine.step.step import failure_of
 from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.moe.transport import RankLost, StepAborted
+from headrace_kernels.torch_if_loaded import inference_mode
 
 if TYPE_CHECKING:
     from headrace.models import Model
+    from headrace_kernels.ops import Results
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Rounds:
         self._last = last
         self._count()
 
-    def draft(self, batch: DraftBatch) -> torch.Tensor:
+    def draft(self, batch: DraftBatch) -> Results:
         """One of them."""
         self._passes -= 1
         assert self._passes >= 0, "a pass that no other rank knows of"
@@ -209,7 +210,7 @@ class Rounds:
     def join_one(self) -> bool:
         """Take part in one round. False where no rank has work. Never raises for what a model or another rank did."""
         try:
-            with torch.inference_mode(), self.guard():
+            with inference_mode(), self.guard():
                 if not self.begin(RankLoad(waiting_tokens=self.waiting_tokens)):
                     return False
                 self.pass_without_rows()

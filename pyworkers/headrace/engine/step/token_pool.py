@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headrace_kernels.upload import upload
 
 if TYPE_CHECKING:
-    from headrace_kernels.ops import Fence
+    from headrace_kernels.ops import Fence, Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,9 @@ class TokenPool:
         at = upload(np.asarray(batch_rows, dtype=np.int64), self.newest.device)
         self.newest[at] = upload(np.asarray(tokens, dtype=np.int32), self.newest.device)
 
-    def choose(self, logits: torch.Tensor, batch_rows: NDArray[np.int64]) -> PendingTokens:
+    def choose(self, logits: Results, batch_rows: NDArray[np.int64]) -> PendingTokens:
         """The most probable token of each row is the newest of its batch row."""
+        assert isinstance(logits, torch.Tensor), "of a model that runs ahead"
         ids = logits.argmax(dim=1)
         best = logits.gather(1, ids[:, None])[:, 0]
         self.newest[upload(batch_rows, self.newest.device)] = ids.int()

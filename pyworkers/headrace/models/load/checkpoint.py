@@ -1,7 +1,7 @@
 """A model on disk: `Checkpoint` is what every family loads from, `SafetensorsCheckpoint` the usual kind.
 
 A checkpoint gives names, shapes and dtypes without reading a weight, and each tensor on demand, mapped
-from the file. torch is imported with the first tensor, so that asking for a config or a document is light.
+from the file, as an array of numpy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from headrace.host_memory import available_bytes
 from headrace.models.config import ModelConfig, ModelFileError, read_config, read_json_object
 from headrace.models.load import doc
@@ -21,9 +23,8 @@ from headrace.models.load.read_ahead import MOST_AHEAD_BYTES, MOST_READERS, Plac
 from headrace.models.load.safetensors_file import DTYPES, SafetensorsFile
 
 if TYPE_CHECKING:
-    import torch
-
     from headrace.models.fp8 import Scaled
+    from headrace_kernels.ops import HostArray
 
 __all__ = [
     "Checkpoint",
@@ -47,7 +48,7 @@ class CheckpointError(ModelFileError):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What is known of a tensor before it is read. `dtype` is the torch name of what `tensor` returns, or FP8."""
+    """What is known of a tensor before it is read. `dtype` is the name of the dtype that `tensor` returns, or FP8."""
 
     file: str
     dtype: str
@@ -77,7 +78,7 @@ class Checkpoint(ABC):
         """All tensors of the checkpoint, without aliases."""
 
     @abstractmethod
-    def _load(self, name: str) -> torch.Tensor:
+    def _load(self, name: str) -> HostArray:
         """Read one tensor of `infos`."""
 
     @abstractmethod
@@ -114,8 +115,8 @@ class Checkpoint(ABC):
         shape: Iterable[int] | None = None,
         *,
         rows: range | None = None,
-    ) -> torch.Tensor:
-        """The tensor `name`, on the CPU, in its stored dtype; in float32 where it was quantised.
+    ) -> HostArray:
+        """The tensor `name` in its stored dtype; in float32 where it was quantised.
 
         With `shape` it is a weight: another stored shape, or integers, raise `CheckpointError` before it is read.
         `rows` are a part of its first dimension: only these are read from a mapped file.
@@ -162,7 +163,11 @@ class Checkpoint(ABC):
         leading = rows if len(info.shape) > 2 else None
         return fp8.Scaled(self._read(name, rows), self._read(scale_name, leading))
 
-    def integers(self, name: str, shape: Iterable[int]) -> torch.Tensor:
+    def stacked(self, parts: Sequence[HostArray]) -> HostArray:
+        """Matrices from `tensor` as one, on top of each other; a lone one stays the view of the file that it is."""
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def integers(self, name: str, shape: Iterable[int]) -> HostArray:
         """The tensor `name`, which must be int32 or int64 of this shape."""
         info, expected = self.info(name), tuple(shape)
         if info.shape != expected:
@@ -186,7 +191,7 @@ class Checkpoint(ABC):
             )
         return info
 
-    def _read(self, name: str, rows: range | None = None) -> torch.Tensor:
+    def _read(self, name: str, rows: range | None = None) -> HostArray:
         stored = self._stored_name(name)
         tensor = whole = self._load(stored)
         if rows is not None:
@@ -196,7 +201,7 @@ class Checkpoint(ABC):
         if self._ahead is not None:
             self._ahead.consumed(self._first_read(stored))
         if self.progress is not None:
-            self._read_bytes += stored_bytes * tensor.numel() // max(whole.numel(), 1)
+            self._read_bytes += stored_bytes * tensor.size // max(whole.size, 1)
             self.progress(min(self._read_bytes, self.nbytes), self.nbytes)
         return tensor
 
@@ -280,8 +285,8 @@ class SafetensorsCheckpoint(Checkpoint):
         self._infos: dict[str, TensorInfo] = {}
         for file in self._files.values():
             for key, entry in file.entries.items():
-                torch_name = DTYPES.get(entry.dtype)
-                if torch_name is None:
+                dtype = DTYPES.get(entry.dtype)
+                if dtype is None:
                     raise CheckpointError(
                         f"{file.path}: {key}: dtype {entry.dtype!r} is not supported; "
                         f"supported: {', '.join(DTYPES)}"
@@ -291,13 +296,13 @@ class SafetensorsCheckpoint(Checkpoint):
                         f"{directory}: tensor {key!r} is in two shards, "
                         f"{self._infos[key].file} and {file.path.name}"
                     )
-                self._infos[key] = TensorInfo(file.path.name, torch_name, entry.shape, entry.nbytes)
+                self._infos[key] = TensorInfo(file.path.name, dtype, entry.shape, entry.nbytes)
 
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
         return self._infos
 
-    def _load(self, name: str) -> torch.Tensor:
+    def _load(self, name: str) -> HostArray:
         return self._files[self._infos[name].file].tensor(name)
 
     def place(self, name: str) -> Place | None:

@@ -20,10 +20,11 @@ from headrace.models.config import ModelConfig, parse_config
 from headrace.models.load import doc
 from headrace.models.load.checkpoint import Checkpoint, TensorInfo
 from headrace.models.load.gguf_file import GgufError, GgufFile
+from headrace.models.load.safetensors_file import dtype_named
 from headrace.models.load.tokenizer import gguf_model_files
 
 if TYPE_CHECKING:
-    import torch
+    from headrace_kernels.ops import HostArray
 
 __all__ = ["GgufCheckpoint", "GgufError"]
 
@@ -83,18 +84,16 @@ class GgufCheckpoint(Checkpoint):
         return self._model_files
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        """The tensor of this Hugging Face name, dequantised, without torch."""
+        """The tensor of this Hugging Face name, dequantised."""
         return self._unpermute(name, self._file.float32(self._stored[name]))
 
-    def _load(self, name: str) -> torch.Tensor:
-        import torch
-
+    def _load(self, name: str) -> HostArray:
         stored = self._stored[name]
         kept = _KEPT.get(self._file.entries[stored].kind)
         if kept is None:
-            return torch.from_numpy(self.float32(name))
-        half = self._file.raw(stored).view(np.int16).reshape(self._infos[name].shape)
-        return torch.from_numpy(self._unpermute(name, half)).view(getattr(torch, kept))
+            return self.float32(name)
+        half = self._file.raw(stored).view(dtype_named(kept)).reshape(self._infos[name].shape)
+        return self._unpermute(name, half)
 
     def sample(self, name: str) -> bytes:
         return self._file.sample(self._stored[name])

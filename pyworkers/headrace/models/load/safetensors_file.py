@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -22,13 +23,20 @@ from headrace.models.config import ModelFileError
 from headrace.models.load.mapped import array_of, mapped
 
 if TYPE_CHECKING:
-    import torch
+    from headrace_kernels.ops import HostArray
 
-__all__ = ["DTYPES", "SafetensorsError", "SafetensorsFile", "TensorEntry", "write_safetensors"]
+__all__ = [
+    "DTYPES",
+    "SafetensorsError",
+    "SafetensorsFile",
+    "TensorEntry",
+    "dtype_named",
+    "write_safetensors",
+]
 
 SAMPLE_BYTES = 64
 
-# safetensors name -> torch name
+# safetensors name -> what numpy, ml_dtypes and torch call it
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -53,6 +61,11 @@ _BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """One of the values of `DTYPES`."""
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 class SafetensorsError(ModelFileError):
@@ -84,24 +97,20 @@ class SafetensorsFile:
         if end > len(self._map):
             raise SafetensorsError(f"{path}: it became shorter while it was opened")
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> HostArray:
         """A view of the file, or a copy where the data is not aligned to its dtype. Whoever writes to it is killed."""
-        import torch
-
         entry = self.entries[name]
-        dtype = cast("torch.dtype", getattr(torch, DTYPES[entry.dtype]))
+        dtype = dtype_named(DTYPES[entry.dtype])
         if entry.nbytes == 0:
-            return torch.empty(entry.shape, dtype=dtype)
+            return np.empty(entry.shape, dtype)
         part = self._bytes[entry.start : entry.start + entry.nbytes]
         if entry.start % dtype.itemsize:
-            part = part.clone()
+            part = part.copy()
         return part.view(dtype).reshape(entry.shape)
 
     @cached_property
-    def _bytes(self) -> torch.Tensor:
-        import torch
-
-        return torch.from_numpy(array_of(self._map))
+    def _bytes(self) -> NDArray[np.uint8]:
+        return array_of(self._map)
 
     def sample(self, name: str) -> bytes:
         """The first and last bytes of the tensor."""

@@ -1,7 +1,7 @@
 """What a loader will read, found out before the first byte is: every name, shape and dtype is checked by then.
 
-The loader itself runs, on tensors that have a shape and no data and for a backend that keeps nothing. So there is one
-list of what a model consists of, and a checkpoint of hundreds of gigabytes is refused in seconds.
+The loader itself runs, on arrays that have a shape and one element in memory, and for a backend that keeps nothing. So
+there is one list of what a model consists of, and a checkpoint of hundreds of gigabytes is refused in seconds.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from headrace.models.fp8 import Scaled
 from headrace.models.load import doc
 from headrace.models.load.checkpoint import HEAD, Checkpoint, CheckpointError, TensorInfo
+from headrace.models.load.safetensors_file import dtype_named
+
+if TYPE_CHECKING:
+    from headrace_kernels.ops import HostArray
 
 __all__ = ["Survey", "SurveyBackend", "names_read", "survey"]
 
@@ -82,13 +86,17 @@ class Survey(Checkpoint):
         shape: Iterable[int] | None = None,
         *,
         rows: range | None = None,
-    ) -> torch.Tensor:
+    ) -> HostArray:
         if not self._check(name, shape).dtype.startswith("float8"):
             return self._read(name, rows)
         scaled = self.scaled(name, shape, rows=rows)
-        return torch.empty_like(scaled.weight, dtype=torch.float32)
+        return _blank(scaled.weight.shape, "float32")
 
-    def _read(self, name: str, rows: range | None = None) -> torch.Tensor:
+    def stacked(self, parts: Sequence[HostArray]) -> HostArray:
+        first = parts[0]
+        return _blank((sum(map(len, parts)), *first.shape[1:]), first.dtype.name)
+
+    def _read(self, name: str, rows: range | None = None) -> HostArray:
         if rows is not None:
             self._rows[name] += len(rows)
         return super()._read(name, rows)
@@ -97,12 +105,12 @@ class Survey(Checkpoint):
         """Whether all parts of an asked tensor were asked for: of stacked experts a rank reads some."""
         return name not in self._rows or self._rows[name] >= self.infos[name].shape[0]
 
-    def _load(self, name: str) -> torch.Tensor:
+    def _load(self, name: str) -> HostArray:
         self.asked[name] = None
         info = self.infos[name]
         if info.dtype in ("int32", "int64"):
             return self._of.integers(name, info.shape)
-        return torch.empty(info.shape, dtype=getattr(torch, info.dtype), device="meta")
+        return _blank(info.shape, info.dtype)
 
     def sample(self, name: str) -> bytes:
         return self._of.sample(name)
@@ -111,25 +119,30 @@ class Survey(Checkpoint):
         return self._of.model_files()
 
 
+def _blank(shape: Sequence[int], dtype: str) -> HostArray:
+    """Of this shape, and no larger than an element: all places are the same one."""
+    return np.broadcast_to(np.zeros((), dtype_named(dtype)), shape)
+
+
 class SurveyBackend:
     """Every backend's part in loading, and nothing comes of it."""
 
-    def matrix(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
+    def matrix(self, parts: Sequence[HostArray], bias: HostArray | None = None) -> None:
         del parts, bias
 
-    def vector(self, x: torch.Tensor) -> None:
+    def vector(self, x: HostArray) -> None:
         del x
 
-    def table(self, x: torch.Tensor) -> None:
+    def table(self, x: HostArray) -> None:
         del x
 
-    def tied_head(self, table: None, embedding: torch.Tensor) -> None:
+    def tied_head(self, table: None, embedding: HostArray) -> None:
         del table, embedding
 
-    def head_matrices(self, kv_b: torch.Tensor) -> None:
+    def head_matrices(self, kv_b: HostArray) -> None:
         del kv_b
 
-    def fp8_matrix(self, parts: Sequence[Scaled], bias: torch.Tensor | None = None) -> None:
+    def fp8_matrix(self, parts: Sequence[Scaled], bias: HostArray | None = None) -> None:
         del parts, bias
 
     def experts(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headrace.models.load.checkpoint import Checkpoint, Progress
 from headrace.models.load.hf_folder import write_texts
 from headrace.models.load.safetensors_file import write_safetensors
@@ -54,7 +56,7 @@ class Conversion:
 
     def _tensors(self, progress: Progress) -> Iterator[tuple[str, Any]]:
         def take(name: str, shape: tuple[int, ...]) -> Weights:
-            return self.checkpoint.tensor(name, shape).float().numpy()
+            return self.checkpoint.tensor(name, shape).astype(np.float32, copy=False)
 
         done, total = 0, self.nbytes
         for name, tensor in model_tensors(take, self.checkpoint.config, self.form):

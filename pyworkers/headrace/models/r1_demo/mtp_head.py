@@ -118,7 +118,7 @@ class MtpHead:
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Weights:
         assert self._shape(name) == shape, "shapes were checked at the beginning"
-        return self._file.tensor(name).float().numpy()
+        return self._file.tensor(name).astype(np.float32, copy=False)
 
     def _draft_ids(self, vocab_size: int) -> np.ndarray[Any, np.dtype[np.int32]] | None:
         if DRAFT_IDS not in self._file.entries:
@@ -128,7 +128,7 @@ class MtpHead:
             raise MtpHeadError(
                 f"{self.path}: {DRAFT_IDS}: expected a row of I32, found {entry.dtype} {list(entry.shape)}"
             )
-        ids = self._file.tensor(DRAFT_IDS).numpy()
+        ids = self._file.tensor(DRAFT_IDS)
         if not len(ids) or ids.min() < 0 or ids.max() >= vocab_size:
             raise MtpHeadError(
                 f"{self.path}: {DRAFT_IDS}: expected token ids from 0 to {vocab_size - 1}"

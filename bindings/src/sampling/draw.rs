@@ -1,6 +1,6 @@
-//! Drawing tokens for Python: all rows in one call, with the GIL released.
+//! Drawing tokens.
 
-use headrace_kernels::race::{Draw, Scratch};
+use headrace_kernels::sampling::race::{Draw, Scratch};
 use headrace_kernels::simd::Level;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;

@@ -1,0 +1,105 @@
+"""The cache of packed weights: made once, shared, few, and never a reason not to serve."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.models.load.packed_cache import LEAST_BYTES, MOST_KEPT, packed_folder
+from helpers.models.tiny_model import tiny_llama
+
+
+class Packer:
+    """Counts how often something is packed."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.checkpoint = SafetensorsCheckpoint(tiny_llama(path))
+        self.root = root
+        self.packed = 0
+
+    def __call__(self, dtype: str = "int8") -> Path | None:
+        return packed_folder(self.checkpoint, dtype, self._pack, root=self.root, least_bytes=1)
+
+    def _pack(self, folder: Path) -> None:
+        self.packed += 1
+        (folder / "weights.bin").write_bytes(b"packed")
+
+
+@pytest.fixture
+def packer(tmp_path: Path) -> Packer:
+    return Packer(tmp_path / "tiny", tmp_path / "cache")
+
+
+def test_weights_are_packed_once_for_each_dtype(packer: Packer) -> None:
+    first = packer()
+    assert first is not None
+    assert (first / "weights.bin").read_bytes() == b"packed"
+    assert packer() == first
+    assert packer("float32") != first
+    assert packer.packed == 2
+
+
+def test_workers_that_start_together_pack_once(packer: Packer) -> None:
+    found: list[Path | None] = []
+    threads = [threading.Thread(target=lambda: found.append(packer())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert packer.packed == 1
+    assert len(set(found)) == 1
+
+
+def test_damaged_ones_are_packed_again(packer: Packer) -> None:
+    folder = packer()
+    assert folder is not None
+    (folder / "weights.bin").write_bytes(b"pack")
+    assert packer() == folder
+    assert (folder / "weights.bin").read_bytes() == b"packed"
+    (folder / "manifest.json").write_text("[")
+    assert packer() == folder
+    assert packer.packed == 3
+
+
+def test_weights_that_changed_are_packed_again(packer: Packer, tmp_path: Path) -> None:
+    """In the middle, where no fingerprint looks."""
+    folder = packer()
+    file = tmp_path / "tiny" / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    stat = file.stat()
+    file.write_bytes(raw)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert packer() != folder
+
+
+def test_few_are_kept_and_those_in_use_the_longest(packer: Packer, tmp_path: Path) -> None:
+    others = [Packer(tmp_path / str(i), packer.root) for i in range(MOST_KEPT)]
+    first = packer()
+    assert first is not None
+    made = [other() for other in others[:-1]]
+    os.utime(first / "manifest.json", ns=(1, 1))
+    assert packer() == first  # which was used last, by now
+    last = others[-1]()
+    kept = set((packer.root / "models").glob("packed-*"))
+    assert kept == {first, last, *made[1:]}
+    assert packer.packed == 1
+
+
+def test_a_small_model_is_not_worth_a_file(packer: Packer) -> None:
+    assert packer.checkpoint.nbytes < LEAST_BYTES
+    assert packed_folder(packer.checkpoint, "int8", packer._pack, root=packer.root) is None
+    assert not packer.root.exists()
+
+
+def test_a_cache_that_cannot_be_used_is_said_and_does_without(
+    packer: Packer, caplog: pytest.LogCaptureFixture
+) -> None:
+    packer.root.write_text("no folder")
+    assert packer() is None
+    assert "packed into this worker's own memory" in caplog.text
+    assert packer.packed == 0
