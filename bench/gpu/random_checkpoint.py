@@ -7,7 +7,7 @@ except those that the engine computes with in other types.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,11 @@ class RandomCheckpoint(Checkpoint):
     def infos(self) -> Mapping[str, TensorInfo]:
         return self._infos
 
-    def _load(self, name: str) -> torch.Tensor:
+    def stacked(self, parts: Sequence[Any]) -> Any:
+        return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+    def _load(self, name: str) -> Any:
+        """On the device, where other checkpoints give arrays of the host."""
         info = self._infos[name]
         dtype: torch.dtype = getattr(torch, info.dtype)
         if name.endswith(SCALE_SUFFIX):

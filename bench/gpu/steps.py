@@ -10,6 +10,7 @@ import torch
 
 from bench.kernels.timing import LONG_US, Call, Clock
 from headrace.models import Batch, Model
+from headrace_kernels.upload import tensor_of
 
 Row = dict[str, Any]
 STEPS = 5  # in a row, for the time of a step as the engine runs them
@@ -50,7 +51,7 @@ def run(name: str, model: Model, batch: Batch, clock: Clock) -> Row:
     row: Row = {"step": name, "rows": batch.rows, "sequences": batch.seqs}
     row["context"] = int(batch.context_lens.max())
     logits = model.forward(batch)
-    if not bool(logits.isfinite().all()):
+    if not bool(tensor_of(logits).isfinite().all()):
         raise ValueError(f"{name}: logits are not finite")
     if clock.dry:
         return row | {"dry": True}

@@ -13,6 +13,7 @@ from headrace.models import Batch
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace_kernels.ops import Results
 from headrace_kernels.torch_mla import REFERENCE, TorchMlaBackend
 from helpers.models.deepseek_oracle import build, build_mtp, expected, prompt
 from helpers.models.drafting import Drafter
@@ -82,7 +83,7 @@ class Prompted:
         self.config = model.config
         self._model, self._prompt_len = model, prompt_len
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> Results:
         batch.prompt_lens = np.full(batch.seqs, self._prompt_len, np.int32)
         return self._model.forward(batch)
 

@@ -82,7 +82,7 @@ def two_tokens(
         for depth in range(1, 1 + most):
             rows = rows_of(sequences, np.full(BATCH, depth), drafts[:, :depth].ravel())
             after = np.zeros(BATCH, np.int64) if depth == 1 else drafts[:, depth - 1] + 1
-            guess = HostLogits(np.ascontiguousarray(module[after][:, head.ids]))
+            guess = HostLogits(np.ascontiguousarray(module[after][:, head.ids], dtype=np.float32))
             drafts[:, depth] = sampler.draft(guess, rows, head)
             if rejection:
                 check.drafted(guess, rows)

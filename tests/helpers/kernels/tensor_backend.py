@@ -40,11 +40,11 @@ class TensorBackend(NativeBackend):
     def experts(
         self, gate: Any, bias: Any, gate_up: Sequence[Any], down: Sequence[Any], *rest: Any, **named: Any
     ) -> Any:  # fmt: skip
-        halves = (
+        first, second = (
             Lazy(range(len(half)), lambda i, half=half: array_of(half[i]))
             for half in (gate_up, down)
         )
-        return super().experts(array_of(gate), array_of(bias), *halves, *rest, **named)
+        return super().experts(array_of(gate), array_of(bias), first, second, *rest, **named)
 
     def overwrite_expert(self, experts: Any, slot: int, gate_up: Any, down: Any) -> None:
         super().overwrite_expert(experts, slot, array_of(gate_up), array_of(down))

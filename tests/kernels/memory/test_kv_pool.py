@@ -16,7 +16,7 @@ import torch
 from headrace.models import Batch
 from headrace.models.llama import Llama, attention_of, load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
-from headrace_kernels.ops import Backend, Fence, KvPool, layer_groups
+from headrace_kernels.ops import Backend, Fence, KvPool, Results, layer_groups
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
 from helpers.kernels.tensor_backend import TensorBackend
 from helpers.kv.block_copy import block_bytes, copy_block
@@ -64,7 +64,7 @@ def progress_of(model: Llama) -> Generator[list[tuple[int, bytes]]]:
         assert fence is None
         told.append((groups, whole(pool, groups - 1)))
 
-    def watched(batch: Batch) -> torch.Tensor:
+    def watched(batch: Batch) -> Results:
         return forward(batch, progress)
 
     model.forward = watched  # type: ignore[assignment, method-assign]

@@ -35,6 +35,7 @@ from headrace_kernels.moe.permute import permute_ref
 from headrace_kernels.moe.placement import LayerPlacement
 from headrace_kernels.moe.transport import Arrived, Columns, Span
 from helpers.kernels.live_bytes import LiveBytes
+from helpers.kernels.tensor_backend import floats_of
 from helpers.models.tiny_deepseek import quantise_fp8, save_tensors, tiny_config, tiny_tensors
 from helpers.models.tiny_model import tiny_llama, write_json_files
 
@@ -161,7 +162,7 @@ def check(model: Model, *, mtp: bool = False) -> None:
         batch = largest(model, prompt=prompt)
         with LiveBytes() as live:
             logits = model.forward(batch)
-            raw = logits.clone()  # as the sampler does for log-probabilities
+            raw = floats_of(logits)  # as the sampler does for log-probabilities
             del logits, raw
             if mtp:
                 model.draft(drafted(batch))

@@ -17,7 +17,7 @@ from headrace_kernels.ops import (
     Value,
 )
 from helpers.kernels.paged_rows import BLOCK, PagedRows, Part, cache_floats
-from helpers.kernels.tensor_backend import TensorBackend
+from helpers.kernels.tensor_backend import TensorBackend, floats_of
 from helpers.kv.block_copy import copy_block
 
 HIDDEN = 24
@@ -94,7 +94,7 @@ class Model:
         b.allocate_kv(rows.num_blocks)
 
     def run(self, *parts: Part) -> torch.Tensor:
-        return self.main(self.rows.batch(parts)).clone()
+        return floats_of(self.main(self.rows.batch(parts)))
 
     def drafted(
         self,
@@ -105,13 +105,13 @@ class Model:
         chained: bool = False,
     ) -> torch.Tensor:
         batch = self.rows.draft(parts, hidden_from, first_key, chained=chained)
-        return self.draft(batch).clone()
+        return floats_of(self.draft(batch))
 
     def seen(
         self, parts: list[Part], hidden_from: list[int], *, chained: bool = False
     ) -> torch.Tensor:
         batch = self.rows.draft(parts, hidden_from, 1, chained=chained)
-        return self.shown(batch).clone()
+        return floats_of(self.shown(batch))
 
     def tail(self, block: int) -> NDArray[np.float32]:
         return cache_floats(self.backend)[block, -HIDDEN:]
@@ -191,7 +191,7 @@ def test_drafts_see_keys_from_the_first_on_and_have_the_same_bits_in_any_cut(
     parts: list[Part] = [(1, first_key_of_mate := 32, 33), (0, first_key, 140)]
     batch = rows.draft(parts, [140 + 31, *range(first_key - 1, 139)], 1, chained=False)
     batch.first_keys[:] = [first_key_of_mate, first_key]
-    assert torch.equal(m.draft(batch)[1:], whole)
+    assert torch.equal(floats_of(m.draft(batch))[1:], whole)
     half[:] = np.nan
     cut = first_key + n // 3
     one = m.drafted([(0, first_key, cut)], list(range(first_key - 1, cut - 1)), first_key=first_key)

@@ -12,7 +12,7 @@ import torch
 from headrace_kernels.batch import Batch
 from headrace_kernels.ops import Compiled, MlaAttention, MlaStep, Value
 from helpers.kernels.paged_rows import BLOCK, PagedRows, Part, cache_floats
-from helpers.kernels.tensor_backend import TensorBackend
+from helpers.kernels.tensor_backend import TensorBackend, floats_of
 
 EPS = 1e-6
 
@@ -90,7 +90,7 @@ class Layer:
         """The rows of these steps, in the order of the steps, over a fresh cache full of what is no number."""
         self.backend.allocate_kv(rows.num_blocks)
         cache_floats(self.backend)[:] = np.nan
-        return torch.cat([self.run(rows.batch(parts)).clone() for parts in steps])
+        return torch.cat([floats_of(self.run(rows.batch(parts))) for parts in steps])
 
 
 def turned(x: torch.Tensor, a: MlaAttention) -> torch.Tensor:

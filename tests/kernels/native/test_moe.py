@@ -9,7 +9,7 @@ import torch
 
 from headrace_kernels.ops import Compiled, MlaAttention, MlaStep, Routing, Value
 from helpers.kernels.paged_rows import PagedRows
-from helpers.kernels.tensor_backend import TensorBackend
+from helpers.kernels.tensor_backend import TensorBackend, floats_of
 
 ATTENTION = MlaAttention(
     layers=1,
@@ -73,7 +73,7 @@ class Layer:
         self, x: torch.Tensor, dtype: str = "float32", simd: str | None = None
     ) -> torch.Tensor:
         rows = PagedRows([len(x)])
-        return self.compiled(x, dtype, simd)(rows.batch(rows.whole())).clone()
+        return floats_of(self.compiled(x, dtype, simd)(rows.batch(rows.whole())))
 
     def expected(self, x: torch.Tensor) -> torch.Tensor:
         x, residual = x.double().chunk(2, dim=1)

@@ -101,9 +101,11 @@ def test_a_matrix_with_a_bias_is_one(tmp_path: Path) -> None:
 
 def test_images_are_what_they_were() -> None:
     """Whoever changes what is packed raises `packed.FORMAT`, and then these sums."""
-    rows = (np.arange(70 * 130, dtype=np.float32).reshape(70, 130) % 257 - 128) / 64
+    rows = (np.arange(70 * 130, dtype=np.float32).reshape(70, 130) % 257 - 128) / np.float32(64)
     sums = {
-        dtype: hashlib.sha256(_core.Weight([rows], "float32", dtype).image()).hexdigest()[:16]
+        dtype: hashlib.sha256(_core.Weight([rows], "float32", dtype).image().tobytes()).hexdigest()[
+            :16
+        ]
         for dtype in DTYPES
     }
     assert sums == IMAGES

@@ -23,6 +23,7 @@ from headrace_kernels.attention import mla_attention, mla_prefill
 from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.torch_mla import REFERENCE, TRITON, MlaKernels, TorchMlaBackend
 from helpers.kernels.e4m3 import NEEDS_E4M3
+from helpers.kernels.tensor_backend import floats_of
 from helpers.models.tiny_deepseek import tiny_deepseek
 
 pytestmark = pytest.mark.matrix
@@ -92,7 +93,7 @@ def arrays(work: Sequence[Rows]) -> dict[str, Any]:
 def forward(model: Deepseek, work: Sequence[Rows], *, apart: bool = False) -> torch.Tensor:
     """Logits of all rows; `apart`: prompt rows expand keys and values, the others attend absorbed."""
     prompt_lens = np.full(len(work), PROMPT, np.int32) if apart else None
-    return model.forward(Batch(**arrays(work), prompt_lens=prompt_lens)).clone()
+    return floats_of(model.forward(Batch(**arrays(work), prompt_lens=prompt_lens)))
 
 
 def draft(model: Deepseek, work: Sequence[Rows], hidden_from: list[int]) -> torch.Tensor:
@@ -102,7 +103,7 @@ def draft(model: Deepseek, work: Sequence[Rows], hidden_from: list[int]) -> torc
         first_keys=np.ones(len(work), np.int32),
         chained=False,
     )
-    return model.draft(batch).clone()
+    return floats_of(model.draft(batch))
 
 
 @pytest.mark.matrix(cases=1)

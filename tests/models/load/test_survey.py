@@ -17,6 +17,7 @@ from headrace.models.deepseek_weights import Share, load_weights
 from headrace.models.load.checkpoint import Checkpoint, CheckpointError, SafetensorsCheckpoint
 from headrace.models.load.survey import SurveyBackend, names_read, survey
 from headrace_kernels.moe.placement import LayerPlacement
+from headrace_kernels.ops import HostArray
 from helpers.kernels.expert_ranks import random_placement
 from helpers.models.tiny_deepseek import deepseek_shapes, tiny_deepseek
 from helpers.models.tiny_model import tiny_tokenizer, write_json_files
@@ -205,7 +206,7 @@ def test_every_form_of_a_checkpoint_is_read_as_surveyed(
     read: list[str] = []
     load_one = checkpoint._load  # pyright: ignore[reportPrivateUsage]
 
-    def noted(name: str) -> torch.Tensor:
+    def noted(name: str) -> HostArray:
         read.append(name)
         return load_one(name)
 
