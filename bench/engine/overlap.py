@@ -30,6 +30,7 @@ from headrace.wire.frames import Sampling
 from headrace.worker.step_executor import StepExecutor
 from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.ops import Progress, Results
+from headrace_kernels.upload import tensor_of
 
 PASS_S = 0.02
 STEPS = 60
@@ -76,6 +77,9 @@ class Device(Sleeper):
     def __init__(self) -> None:
         super().__init__()
         self.ahead_on = torch.device("cpu")
+
+    def forward(self, batch: Batch, progress: Progress | None = None) -> Results:
+        return tensor_of(super().forward(batch, progress))
 
     def _sleep(self) -> None:
         before = self.passes[-1][1] if self.passes else 0.0

@@ -62,9 +62,14 @@ class PackingBackend(NativeBackend):
         (self._folder / INDEX).write_text(json.dumps(index))
 
     def _add(self, values: NDArray[Any], what: dict[str, Any]) -> None:
-        self._out.write(bytes(-self._out.tell() % ALIGNMENT))
-        self._items.append({"start": self._out.tell(), **what})
-        self._out.write(np.ascontiguousarray(values).data)
+        try:
+            self._out.write(bytes(-self._out.tell() % ALIGNMENT))
+            self._items.append({"start": self._out.tell(), **what})
+            self._out.write(np.ascontiguousarray(values).data)
+        except (
+            OSError
+        ) as error:  # a checkpoint that is read meanwhile would take it for one of its own files
+            raise PackedError(f"{self._folder / WEIGHTS}: {error.strerror or error}") from error
 
 
 class PackedBackend(NativeBackend):

@@ -157,11 +157,18 @@ const CONTINUED: &[u8] = b"\n    | ";
 /// An event as one line: bounded, and whatever looks like further lines is marked as a part of it.
 fn one_line(event: &[u8]) -> Cow<'_, [u8]> {
     let text = event.strip_suffix(b"\n").unwrap_or(event);
+    if text.first() == Some(&b'{') {
+        return event.into(); // JSON: it escapes line ends itself, and half an object is none
+    }
     if text.len() <= LINE_BYTES && !text.iter().any(|byte| matches!(byte, b'\n' | b'\r')) {
         return event.into();
     }
     let mut line = Vec::with_capacity(text.len().min(LINE_BYTES) + 64);
-    for byte in &text[..text.len().min(LINE_BYTES)] {
+    let mut end = text.len().min(LINE_BYTES);
+    while end < text.len() && end > 0 && text[end] & 0xC0 == 0x80 {
+        end -= 1; // the middle of a character
+    }
+    for byte in &text[..end] {
         match byte {
             b'\n' => line.extend_from_slice(CONTINUED),
             b'\r' => line.extend_from_slice(b"\\r"),

@@ -56,6 +56,8 @@ def check_packages() -> None:
     for name in sorted(required() & PACKAGES):
         if importlib.util.find_spec(name) is None:
             raise pytest.UsageError(f"{VARIABLE} names {name}, which is not installed")
+    if "no-torch" in required() and importlib.util.find_spec("torch") is not None:
+        raise pytest.UsageError(f"{VARIABLE} names no-torch, and torch is installed")
 
 
 def missing(name: str, why: str) -> NoReturn:

@@ -40,13 +40,16 @@ def _install(package: str) -> None:
         missing(package, f"no {package}: install it (Debian: apt install {package})")
     install = ["install", "--yes", "--quiet", "--no-install-recommends", package]
     for command in (install, ["update"], install):  # a new machine may have no lists of packages
-        run = subprocess.run(
-            ["apt-get", *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=DOWNLOAD_S,
-            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-        )
+        try:
+            run = subprocess.run(
+                ["apt-get", "-o", "DPkg::Lock::Timeout=240", *command],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=DOWNLOAD_S,
+                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            )
+        except subprocess.TimeoutExpired:
+            missing(package, f"no {package}: apt-get took longer than {DOWNLOAD_S} s")
         if run.returncode == 0 and command is install:
             return
     missing(package, f"no {package}: {run.stderr.decode()[-LAST_CHARACTERS:].strip()}")

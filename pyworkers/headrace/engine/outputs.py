@@ -151,7 +151,7 @@ class OutputBuilder:
     def _output(self, chosen: Chosen, finish: Finish | None, result: StepResult) -> Output:
         sequence = chosen.sequence
         first = not sequence.answered
-        if first:
+        if first and finish != "cancelled":
             result.begun.append(sequence.key)
         output = Output(
             request=sequence.key.request,

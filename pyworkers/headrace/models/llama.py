@@ -5,12 +5,11 @@ Weights go by their Hugging Face names. Biases, tied embeddings and rope scaling
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
-
-import numpy as np
 
 from headrace.extras import needs
 from headrace.models import DType, UnsupportedModelError, dtype_of_weights
@@ -32,6 +31,8 @@ from headrace_kernels.ops import (
 )
 from headrace_kernels.packed import PackedBackend, PackingBackend
 from headrace_kernels.torch_if_loaded import type_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +112,16 @@ def _on_cpu(
 
     folder = packed_folder(checkpoint, dtype, pack)
     if folder is not None:
-        packed = PackedBackend(attention, dtype=dtype, folder=folder)
-        return packed, load_weights(Survey(checkpoint), packed)
+        try:
+            packed = PackedBackend(attention, dtype=dtype, folder=folder)
+            return packed, load_weights(Survey(checkpoint), packed)
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ) as error:  # what is in a file may be anything
+            log.warning("%s: %s; weights are packed into this worker's own memory", folder, error)
     native = NativeBackend(attention, dtype=dtype)
     with checkpoint.read_ahead(names):
         return native, load_weights(checkpoint, native)
@@ -148,7 +157,7 @@ def load_weights(checkpoint: Checkpoint, backend: Backend) -> LlamaWeights:
         pairs = list(zip(names, sizes, strict=True))
         parts = [checkpoint.tensor(f"{name}.weight", (n, inputs)) for name, n in pairs]
         biases = [checkpoint.tensor(f"{name}.bias", (n,)) for name, n in pairs] if bias else []
-        return backend.matrix(parts, np.concatenate(biases) if bias else None)
+        return backend.matrix(parts, checkpoint.stacked(biases) if bias else None)
 
     def vector(name: str) -> Vector:
         return backend.vector(checkpoint.tensor(f"{name}.weight", (hidden,)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 
@@ -17,6 +18,11 @@ FORMATS = ("text", "json")
 LINE_CHARACTERS = 16 << 10  # a traceback fits
 VALUE_CHARACTERS = 256
 CONTINUED = "\n    | "  # before what follows the first part of a line
+
+# What moves a terminal's cursor, hides text or turns its direction.
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 Value = str | int | float | None
 
@@ -44,7 +50,8 @@ class TextLines(logging.Formatter):
         line = head + told
         if len(line) > LINE_CHARACTERS:
             line = line[:LINE_CHARACTERS] + "..."
-        return line.replace("\r", "\\r").replace("\n", CONTINUED)
+        line = _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), line)
+        return line.replace("\n", CONTINUED)
 
 
 class JsonLines(logging.Formatter):

@@ -54,7 +54,7 @@ class LineRate:
         self._count = 0
 
     def admits(self, now_s: float) -> bool:
-        if int(now_s) != self._second:
+        if int(now_s) > self._second:
             self._second, self._count = int(now_s), 0
         self._count += self._count < self._a_second + 1
         return self._count <= self._a_second

@@ -22,11 +22,11 @@ impl LineRate {
 
     /// Whether a line may be written in this second, counted from any moment on.
     pub(super) fn admits(&self, second: u64) -> bool {
-        let second = second << COUNT_BITS;
         let next = |state: u64| {
-            let count = state & u64::from(MOST);
-            let in_this_second = if state & !u64::from(MOST) == second { count } else { 0 };
-            (in_this_second < self.a_second).then_some(second | (in_this_second + 1))
+            let (latest, count) = (state >> COUNT_BITS, state & u64::from(MOST));
+            // whoever comes late with a second that is over counts in the latest one
+            let (now, count) = if second > latest { (second, 0) } else { (latest, count) };
+            (count < self.a_second).then_some((now << COUNT_BITS) | (count + 1))
         };
         self.state.fetch_update(Relaxed, Relaxed, next).is_ok()
     }
@@ -41,8 +41,8 @@ mod tests {
         let rate = LineRate::new(3);
         let admitted = |second| (0..10).filter(|_| rate.admits(second)).count();
         assert_eq!(
-            [admitted(0), admitted(0), admitted(1), admitted(1), admitted(9)],
-            [3, 0, 3, 0, 3]
+            [admitted(0), admitted(0), admitted(1), admitted(0), admitted(1), admitted(9)],
+            [3, 0, 3, 0, 0, 3]
         );
     }
 

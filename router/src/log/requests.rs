@@ -114,7 +114,7 @@ impl RequestLog {
     fn write(&self, end: &RequestEnd<'_>, failed: bool) {
         let model = end.model.map(|text| clipped(text, FIELD));
         let why = end.why.map(|text| clipped(text, FIELD));
-        let prompt = end.prompt.filter(|_| self.prompts).map(|text| clipped(text, PROMPT));
+        let prompt = end.prompt.filter(|_| self.prompts).map(|text| last_of(text, PROMPT));
         let message = if failed { "request failed" } else { "request finished" };
         tracing::info!(
             request = end.id,
@@ -141,6 +141,14 @@ impl RequestLog {
 
 fn to_tenth(ms: f64) -> f64 {
     (ms * 10.0).round() / 10.0
+}
+
+/// At most so many characters of the end of a text.
+fn last_of(text: &str, most: usize) -> Cow<'_, str> {
+    match text.char_indices().rev().nth(most.saturating_sub(1)) {
+        Some((begin, _)) if begin > 0 => format!("...{}", &text[begin..]).into(),
+        _ => text.into(),
+    }
 }
 
 /// At most so many characters of a text.

@@ -52,12 +52,13 @@ impl Feed {
                 (receiver, true)
             }
         };
+        let watched = shown.viewers > 0;
         shown.viewers += 1;
         drop(shown);
         if begins {
             tokio::spawn(make_all(Arc::clone(&self.0), make));
-        } else if !latest.borrow().is_empty() {
-            latest.mark_changed(); // it has not seen what the others have
+        } else if watched && !latest.borrow().is_empty() {
+            latest.mark_changed(); // it has not seen what the others have; what nobody sees may be old
         }
         Some(Viewer { shown: Arc::clone(&self.0), latest })
     }

@@ -103,7 +103,8 @@ def distributions(logits: Logits, draws: Draws) -> NDArray[np.float64]:
     if len(cut):
         # All tokens below this, put together, are lighter than what top-p leaves out.
         floor = (1 - draws.top_p[cut]) * total[cut] / weights.shape[1] * (1 - SLACK)
-        alive = np.count_nonzero(weights[cut] >= floor[:, None], axis=1)
+        # One at least: a row of which nothing is a finite number is no draw, and must not stop the others.
+        alive = np.maximum(np.count_nonzero(weights[cut] >= floor[:, None], axis=1), 1)
         top_k = draws.top_k[cut]
         found = logits.take(cut).highest(np.where(top_k > 0, top_k, alive))
         own = np.take_along_axis(weights[cut], found.ids, axis=1)

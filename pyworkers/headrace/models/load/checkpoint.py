@@ -165,7 +165,13 @@ class Checkpoint(ABC):
 
     def stacked(self, parts: Sequence[HostArray]) -> HostArray:
         """Matrices from `tensor` as one, on top of each other; a lone one stays the view of the file that it is."""
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(parts) == 1:
+            return parts[0]
+        if (
+            len({part.dtype for part in parts}) > 1
+        ):  # bfloat16 and float16 have no common dtype in numpy
+            parts = [part.astype(np.float32) for part in parts]
+        return np.concatenate(parts)
 
     def integers(self, name: str, shape: Iterable[int]) -> HostArray:
         """The tensor `name`, which must be int32 or int64 of this shape."""

@@ -14,19 +14,21 @@ import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from headrace.models.load.cache import CachedModel, CacheError, cache_root, ensure
 from headrace.models.load.checkpoint import Checkpoint
-from headrace_kernels.packed import FORMAT
+from headrace_kernels.packed import FORMAT, PackedError
 
 log = logging.getLogger(__name__)
 
 LEAST_BYTES = 32 << 20  # of a checkpoint; a smaller one is packed in a moment
 MOST_KEPT = 4  # models and dtypes; of more the ones that were used longest ago are removed
 PREFIX = "packed-"
+PARTIAL_S = 86_400.0  # after which nobody still writes one
 # Of an element, with scales and what panels lack.
 BYTES_OF = {"int8": 1.1, "bfloat16": 2.1, "float16": 2.1, "float32": 4.2}
 
@@ -63,7 +65,7 @@ def packed_folder(
 
     try:
         folder = ensure(entry, make, root=root, say=log.info)
-    except CacheError as error:
+    except (CacheError, PackedError) as error:
         log.warning("%s: weights are packed into this worker's own memory", error)
         return None
     with contextlib.suppress(OSError):
@@ -88,7 +90,17 @@ def _of(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
 def _forget_oldest(used: Path) -> None:
     """Whoever has one mapped keeps it until it ends."""
     folders = [folder for folder in used.parent.glob(f"{PREFIX}*") if folder.is_dir()]
-    folders.sort(key=lambda folder: (folder / "manifest.json").stat().st_mtime_ns)
+    folders.sort(key=_used_ns)
     for folder in folders[:-MOST_KEPT]:
         if folder != used:
             shutil.rmtree(folder, ignore_errors=True)
+    for partial in used.parent.glob(f".{PREFIX}*.partial"):  # of a worker that was killed
+        if time.time() - partial.stat().st_mtime > PARTIAL_S:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _used_ns(folder: Path) -> int:
+    try:
+        return (folder / "manifest.json").stat().st_mtime_ns
+    except OSError:
+        return 0  # what is left of one that was being removed

@@ -99,10 +99,10 @@ fn as_json_it_has_the_same_fields_and_their_types() {
 
 #[test]
 fn a_prompt_is_told_where_it_was_asked_for_and_not_all_of_a_long_one() {
-    let long = "p".repeat(PROMPT + 5);
+    let long = "q".repeat(5) + &"p".repeat(PROMPT);
     let end = RequestEnd { prompt: Some(&long), ..answered() };
     let text = written(false, || RequestLog::new(&config(10, true)).ended(&end));
-    assert!(text.contains(&format!(" prompt=\"{}...\"", "p".repeat(PROMPT))), "{text}");
+    assert!(text.contains(&format!(" prompt=\"...{}\"", "p".repeat(PROMPT))), "{text}");
 }
 
 #[test]

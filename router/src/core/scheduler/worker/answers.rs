@@ -51,30 +51,34 @@ impl<W> Worker<W> {
         if needed + most_kept <= 0.0 || self.answers.is_empty() {
             return None;
         }
-        let with_prompts = self.prefills.iter().map(|prefill| shared(&prefill.keys, wanted.keys));
-        let with_answers = self.answers.iter().map(|answer| shared(&answer.keys, wanted.keys));
-        let there = with_prompts.chain(with_answers).max().unwrap_or(0) as f64;
         // the engine's rule, see `engine/admission.py`, `spoken_for`: each is to become as long as answers are, and may ask for a
         // block more at least
         let kept = |tokens: f64, most: f64| (usual.max(tokens + block).min(most) - tokens) / block;
-        let of_prompts = self.prefills.iter().map(|prefill| kept(0.0, prefill.max_tokens));
-        let mut kept_blocks: f64 = of_prompts.sum();
-        let step_ms = self.running_ms() / self.accepted.max(1.0);
-        let mut leaves: Vec<Leaves> = Vec::with_capacity(self.answers.len());
-        for answer in &self.answers {
-            let most = answer.max_tokens;
+        let written = |answer: &RunningAnswer| {
             let steps = self.step.saturating_sub(answer.since_step) as f64;
-            let tokens = (steps * self.accepted).min(most);
-            let rest = lengths.rest(tokens).min(most - tokens).max(1.0);
-            let kept = kept(tokens, most);
-            kept_blocks += kept;
-            let held = (f64::from(answer.prompt_tokens) + tokens) / block + kept;
-            let blocks = held - shared(&answer.keys, wanted.keys) as f64; // the request keeps those
-            leaves.push(Leaves { in_ms: rest * step_ms, blocks });
+            (steps * self.accepted).min(answer.max_tokens)
+        };
+        let of_prompts = self.prefills.iter().map(|prefill| kept(0.0, prefill.max_tokens));
+        let of_answers = self.answers.iter().map(|one| kept(written(one), one.max_tokens));
+        let kept_blocks: f64 = of_prompts.chain(of_answers).sum();
+        if needed + kept_blocks <= 0.0 {
+            return None; // as a rule: what follows is dear
         }
+        let with_prompts = self.prefills.iter().map(|prefill| shared(&prefill.keys, wanted.keys));
+        let with_answers = self.answers.iter().map(|answer| shared(&answer.keys, wanted.keys));
+        let there = with_prompts.chain(with_answers).max().unwrap_or(0) as f64;
         let mut missing = needed + kept_blocks - there;
         if missing <= 0.0 {
             return (needed > 0.0).then_some(0.0);
+        }
+        let step_ms = self.running_ms() / self.accepted.max(1.0);
+        let mut leaves: Vec<Leaves> = Vec::with_capacity(self.answers.len());
+        for answer in &self.answers {
+            let (tokens, most) = (written(answer), answer.max_tokens);
+            let rest = lengths.rest(tokens).min(most - tokens).max(1.0);
+            let held = (f64::from(answer.prompt_tokens) + tokens) / block + kept(tokens, most);
+            let blocks = held - shared(&answer.keys, wanted.keys) as f64; // the request keeps those
+            leaves.push(Leaves { in_ms: rest * step_ms, blocks });
         }
         leaves.sort_by(|a, b| a.in_ms.total_cmp(&b.in_ms));
         for leave in &leaves {

@@ -62,14 +62,15 @@ export class Chat {
     const text = box.value.trim();
     if (!text) return;
     box.value = "";
-    this.messages.push({ role: "user", content: text });
-    this.messages = this.messages.slice(-MOST_MESSAGES);
+    // kept once it is answered: templates want questions and answers in turns
+    const turn = [...this.messages.slice(-(MOST_MESSAGES - 2)), { role: "user", content: text }];
     this.bubble("user", text);
     const { words, note } = this.bubble("assistant", "");
-    this.running = new AbortController();
+    const running = (this.running = new AbortController());
     setText(byId("chat-send"), "Stop");
     try {
-      await this.answer(words, note);
+      const said = await this.answer(turn, words, note);
+      if (!running.signal.aborted) this.messages = [...turn, { role: "assistant", content: said }];
     } catch (error) {
       words.closest(".message").classList.add("failed");
       setText(note, error.name === "AbortError" ? "stopped" : error.message);
@@ -79,9 +80,9 @@ export class Chat {
     }
   }
 
-  async answer(words, note) {
+  async answer(turn, words, note) {
     const began = performance.now();
-    const body = { model: byId("chat-model").value, messages: this.messages, stream: true, stream_options: { include_usage: true } };
+    const body = { model: byId("chat-model").value, messages: turn, stream: true, stream_options: { include_usage: true } };
     const answer = await fetch("v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json", ...this.headers() },
@@ -108,12 +109,12 @@ export class Chat {
       text.appendData(piece);
       this.list.scrollTop = this.list.scrollHeight;
     }
-    this.messages.push({ role: "assistant", content: said });
     const took = (performance.now() - began - (first ?? 0)) / 1000;
     const tokens = usage?.completion_tokens ?? 0;
     const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
     const rate = tokens > 1 && took > 0 ? ` · ${figure((tokens - 1) / took)} tokens/s` : "";
     setText(note, `first token after ${figure(first)} ms${rate} · ${cached} of ${usage?.prompt_tokens ?? 0} prompt tokens cached${worker ? ` · ${worker}` : ""}`);
+    return said;
   }
 }
 

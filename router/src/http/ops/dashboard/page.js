@@ -85,7 +85,12 @@ function askForKey(wasWrong) {
   return new Promise((typed) => {
     form.onsubmit = (event) => {
       event.preventDefault();
-      stream.key = byId("key").value.trim();
+      const key = byId("key").value.trim();
+      if (!/^[\x21-\x7e]+$/.test(key)) {
+        setText(byId("key-wrong"), "this key does not open it"); // no header could carry it
+        return;
+      }
+      stream.key = key;
       form.hidden = true;
       byId("main").classList.remove("closed");
       typed();
