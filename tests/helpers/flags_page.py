@@ -18,10 +18,10 @@ This page is written from the tables that the commands read, and `--help` shows 
 used, [limits](limits.md) what each bound protects.
 
 `headrace serve` takes its own flags, every flag of the router but `--worker-socket`, and the flags of a worker that are
-marked with *s*; those go to every worker that it starts. `--secret-file`, `--log-level` and `--log-format` are given once and reach the
-router and the workers. A flag is given once unless *repeatable* stands beside it, as `--flag VALUE` or `--flag=VALUE`,
-and is never abbreviated. A wrong flag ends the command with status 2 before anything starts, and the error has the
-nearest name.
+marked with *s*; those go to every worker that it starts. `--secret-file`, `--log-level` and `--log-format` are given
+once and reach the router and the workers. A flag is given once unless *repeatable* stands beside it, as `--flag VALUE`
+or `--flag=VALUE`, and is never abbreviated. A wrong flag ends the command with status 2 before anything starts, and the
+error has the nearest name.
 """
 
 
