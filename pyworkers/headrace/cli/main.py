@@ -285,23 +285,23 @@ def _add_chat_arguments(parser: Parser) -> None:
 
 def _add_explain_arguments(parser: Parser) -> None:
     parser.add_argument("request_id", metavar="REQUEST_ID", help="The X-Request-ID of the answer.")
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:8000",
-        help="Where the server is: a URL, or unix:PATH of its --admin-listen. [default: %(default)s]",
-    )
+    _add_operators_url(parser)
     keys.add_api_key(parser)
     keys.add_admin_key(parser)
     keys.add_tls(parser)
     parser.add_argument("--json", action="store_true", help="Print all that is known, as JSON.")
 
 
-def _add_top_arguments(parser: Parser) -> None:
+def _add_operators_url(parser: Parser) -> None:
     parser.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
         help="Where the server is: a URL, or unix:PATH of its --admin-listen. [default: %(default)s]",
     )
+
+
+def _add_top_arguments(parser: Parser) -> None:
+    _add_operators_url(parser)
     keys.add_admin_key(parser)
     keys.add_tls(parser)
     keys.refuse(parser, "--api-key", keys.ADMIN_KEY_FROM)
@@ -333,11 +333,7 @@ def _add_drain_arguments(parser: Parser) -> None:
         help="Cached blocks that other workers take over at most, the hottest first. 0 hands none over. [default: "
         "%(default)s]",
     )
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:8000",
-        help="Where the server is: a URL, or unix:PATH of its --admin-listen. [default: %(default)s]",
-    )
+    _add_operators_url(parser)
     keys.add_admin_key(parser)
     keys.add_tls(parser)
     keys.refuse(parser, "--api-key", keys.ADMIN_KEY_FROM)

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from headrace.cli.client import keys
 from headrace.cli.client.chat import ChatError, Server
+from headrace.cli.client.columns import aligned
 from headrace.cli.client.terminal import printable
 
 TIMES = ("queue", "prefill", "transfer", "decode", "interference", "saturation", "total")
@@ -156,7 +157,7 @@ def _what_happened(
         digits = 1 if name.endswith("ms") else 0
         cells.append([name, *("-" if n is None else f"{n:,.{digits}f}" for n in figures)])
     waited = f"after {actual['waited_ms']:,.1f} ms in the router's queue: {outcome}"
-    return [f"what happened, {waited}", *_aligned(cells, words={0})]
+    return [f"what happened, {waited}", *aligned(cells, words={0})]
 
 
 def _table(candidates: list[dict[str, Any]], winner: str | None) -> list[str]:
@@ -166,19 +167,7 @@ def _table(candidates: list[dict[str, Any]], winner: str | None) -> list[str]:
     for one in ranked:
         mark = "->" if one["worker"] == winner else ""
         rows.append([mark, one["worker"], *_cells(one), one["excluded"] or ""])
-    return _aligned(rows, words={0, 1, len(rows[0]) - 1})
-
-
-def _aligned(rows: list[list[str]], words: set[int]) -> list[str]:
-    """Rows as lines; the columns `words` begin at one place, the others, numbers, end at one."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column in words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, words={0, 1, len(rows[0]) - 1})
 
 
 def _cells(one: dict[str, Any]) -> list[str]:

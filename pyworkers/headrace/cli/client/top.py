@@ -18,6 +18,7 @@ from typing import Any, TextIO, cast
 
 from headrace.cli.client import keys
 from headrace.cli.client.chat import ChatError, Server
+from headrace.cli.client.columns import aligned
 from headrace.cli.client.terminal import printable
 
 Document = dict[str, Any]
@@ -148,7 +149,7 @@ def describe(seen: Document) -> list[str]:
         f"hits        {_percent(seen['hit_rate'])} of prompt tokens, in the last minute",
         f"KV          {_bar(used)} {_percent(used)} held, {_percent(cached)} cached, of {kv['blocks']:,} blocks",
         "",
-        *_table(_workers(seen["workers"]), words={0, 1, 2, 3, 10}),
+        *aligned(_workers(seen["workers"]), words={0, 1, 2, 3, 10}),
     ]
     if left_out := seen["workers_left_out"]:
         lines.append(f"... and {left_out:,} more workers")
@@ -162,7 +163,7 @@ def describe(seen: Document) -> list[str]:
         lines += [
             "",
             "placements, predicted > actual:",
-            *_table(_decisions(seen["decisions"]), words={1, 2, 7}),
+            *aligned(_decisions(seen["decisions"]), words={1, 2, 7}),
         ]
     return lines
 
@@ -232,18 +233,6 @@ def _decisions(decisions: list[dict[str, Any]]) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def _table(rows: list[list[str]], words: set[int]) -> list[str]:
-    """Rows as lines; the columns `words` begin at one place, the others, numbers, end at one."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if place in words else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _bar(share: float | None) -> str:
