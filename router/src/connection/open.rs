@@ -55,20 +55,19 @@ impl Open {
         self.leaving.load(Relaxed) > 0 || self.evict() > 0
     }
 
-    fn evict(&self) -> usize {
+    fn evict(&self) -> u64 {
         let all = self.all();
         let resting = all.values().filter_map(|socket| Some((socket.resting_since()?, socket)));
         let mut resting: Vec<_> = resting.collect();
-        let share = self.most.div_ceil(EVICTED_SHARE).min(resting.len());
-        if share == 0 {
-            return 0;
-        }
-        resting.select_nth_unstable_by_key(share - 1, |(since, _)| *since);
-        for (_, socket) in &resting[..share] {
+        resting.sort_unstable_by_key(|(since, _)| *since);
+        let silent = resting.iter().filter(|(_, socket)| !socket.may_have_asked());
+        let mut evicted = 0;
+        for (_, socket) in silent.take(self.most.div_ceil(EVICTED_SHARE)) {
             socket.evict(&self.leaving);
+            evicted += 1;
         }
-        self.app.metrics.http.connections_evicted.inc_by(share as u64);
-        share
+        self.app.metrics.http.connections_evicted.inc_by(evicted);
+        evicted
     }
 
     /// One more is open, until the result drops.
@@ -98,6 +97,7 @@ impl Drop for Entered<'_> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpStream;
 
     use super::super::socket::pair;
@@ -135,5 +135,27 @@ mod tests {
         assert!(open.make_room());
         assert_eq!(resting(&sockets), [[false; 4].as_slice(), &[true; 5]].concat());
         assert_eq!((metrics.connections_evicted.get(), metrics.connections.get()), (4, 7));
+    }
+
+    #[tokio::test]
+    async fn nobody_whose_request_waits_to_be_read_makes_room() {
+        let app = app().await;
+        let open = Open::new(&app, 128);
+        let mut sockets = Vec::new();
+        for asks in [true, true, false, true] {
+            let (socket, mut client) = pair().await;
+            if asks {
+                client.write_all(b"GET").await.unwrap();
+                socket.wire().stream.plain().unwrap().readable().await.unwrap();
+            }
+            sockets.push((open.enter(&socket), socket, client));
+        }
+        assert!(open.make_room());
+        let rest: Vec<_> = sockets.iter().map(|(_, socket, _)| socket.resting_since()).collect();
+        let rest: Vec<_> = rest.iter().map(Option::is_some).collect();
+        assert_eq!(rest, [true, true, false, true], "the silent one alone");
+        drop(sockets.remove(2));
+        assert!(!open.make_room(), "a newcomer is refused");
+        assert_eq!(app.metrics.http.connections_evicted.get(), 1);
     }
 }

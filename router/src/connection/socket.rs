@@ -172,6 +172,11 @@ impl Socket {
         (turn.answering == 0 && is_sent && turn.evicted.is_none()).then_some(turn.since)
     }
 
+    /// A request may have come that a busy router has not read yet. This is a system call.
+    pub(super) fn may_have_asked(&self) -> bool {
+        self.wire().stream.has_unread()
+    }
+
     /// Asks for its descriptor. It counts among those that leave until it has gone, or a request was faster.
     pub(super) fn evict(&self, leaving: &Arc<AtomicUsize>) {
         let mut turn = self.turn();

@@ -30,6 +30,11 @@ impl Transport {
         }
     }
 
+    /// Bytes came that nobody has read yet.
+    pub(super) fn has_unread(&self) -> bool {
+        rustix::io::ioctl_fionread(self.socket()).is_ok_and(|bytes| bytes > 0)
+    }
+
     pub(super) fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.socket().set_nodelay(nodelay)
     }

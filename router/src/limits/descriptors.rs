@@ -9,6 +9,8 @@ use crate::config::MAX_CONNECTIONS;
 const KEPT_SHARE: u64 = 8;
 /// But at least as many as these.
 const KEPT_LEAST: u64 = 32;
+/// And at most as many: a fleet that needs more of them runs where the limit is a million, not 20,000.
+const KEPT_MOST: u64 = 256;
 
 /// Raises this process's soft limit of open files to the hard one, and returns how many clients may be connected: `wanted`,
 /// or fewer where the limit does not allow them. Whoever named a number is warned.
@@ -43,7 +45,7 @@ pub(crate) fn connections(wanted: usize) -> usize {
 /// `limit`: of open files, `None` without one.
 fn allowed(wanted: usize, limit: Option<u64>) -> usize {
     let Some(limit) = limit else { return wanted };
-    let kept = (limit / KEPT_SHARE).max(KEPT_LEAST);
+    let kept = (limit / KEPT_SHARE).clamp(KEPT_LEAST, KEPT_MOST);
     let left = usize::try_from(limit.saturating_sub(kept)).unwrap_or(usize::MAX);
     wanted.min(left.max(1))
 }
@@ -56,6 +58,7 @@ mod tests {
     fn clients_leave_descriptors_for_the_rest() {
         assert_eq!(allowed(32_768, None), 32_768);
         assert_eq!(allowed(32_768, Some(1 << 20)), 32_768);
+        assert_eq!(allowed(32_768, Some(20_000)), 19_744);
         assert_eq!(allowed(32_768, Some(1_024)), 896);
         assert_eq!(allowed(100, Some(1_024)), 100);
         assert_eq!(allowed(100, Some(64)), 32);
