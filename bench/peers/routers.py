@@ -15,6 +15,7 @@ import re
 import socket
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,7 +127,7 @@ def answers(address: str) -> bool | None:
     return None
 
 
-class System:
+class System(ABC):
     """Something that answers chats."""
 
     name: ClassVar[str]
@@ -137,9 +138,9 @@ class System:
         self.programs = programs
         self.program, self.versions = environment or (Path(), {})
 
+    @abstractmethod
     def start(self, stack: Stack, case: Case) -> Running:
         """Starts all processes, and returns once a chat gets an answer."""
-        raise NotImplementedError
 
     def note(self, case: Case) -> str | None:
         """What is particular about this case."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import threading
 from argparse import Namespace
 from collections.abc import Generator
@@ -15,6 +16,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.cli.client import top
+from headrace.cli.client.chat import ChatError, Server
 
 
 def worker(**changes: Any) -> dict[str, Any]:
@@ -151,7 +153,7 @@ def test_an_empty_fleet_is_told_too() -> None:
 def test_a_terminal_gets_what_it_has_room_for_and_no_names_that_steer_it() -> None:
     evil = document(models=["\x1b[2J\u202eevil"], workers=[worker(id=f"w-{i}") for i in range(500)])
     out = io.StringIO()
-    top._draw(evil, "http://x", out)  # pyright: ignore[reportPrivateUsage]
+    top._draw(top.describe(evil), "http://x", out)  # pyright: ignore[reportPrivateUsage]
     drawn = out.getvalue()
     assert "\x1b[2J" not in drawn and "\u202e" not in drawn and "\\x1b[2J" in drawn
     lines = drawn.split("\r\n")
@@ -232,16 +234,51 @@ def test_a_stream_that_ends_is_asked_for_again(
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
-        if len(pauses) == 3:
+        if len(pauses) == 5:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(top.time, "sleep", pause)
     one = event(document()) + event(document(finished=7))
-    with serving((200, one), (200, one), (503, b""), (200, one)) as (url, asked):
+    with serving((200, one), (200, one), (503, b""), (503, b""), (200, one)) as (url, asked):
         assert main.main(["top", "--json", "--url", url]) == 0, "Ctrl-C is a good end"
-    assert len(asked) == 4 and pauses == [top.AGAIN_S] * 3
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line)["finished"] for line in lines] == [1_000, 7] * 3
+    assert len(asked) == 5 and pauses == [top.AGAIN_S] * 5
+    said = capsys.readouterr()
+    assert [json.loads(line)["finished"] for line in said.out.splitlines()] == [1_000, 7] * 3
+    ended = "headrace top: the stream ended"
+    assert said.err.splitlines() == [ended, ended, "headrace top: status 503", ended], "each once"
+
+
+def test_a_terminal_shows_that_the_router_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(top.time, "sleep", stop)
+    monkeypatch.setattr(top.sys, "stdout", terminal := Terminal())
+    with serving((200, event(document()))) as (url, _):
+        assert main.main(["top", "--url", url]) == 0
+    last = terminal.getvalue().split(top.HOME)[-1]
+    assert "away: the stream ended" in last and "w-0" not in last, "no figures of before"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_is_refused_later_is_the_end(
+    status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top.time, "sleep", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    with serving((200, event(document())), (status, b"")) as (url, _):
+        assert main.main(["top", "--url", url]) == 1
+    assert f"status {status}; the key comes from" in capsys.readouterr().err
+
+
+def test_a_router_that_says_nothing_for_long_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = Server(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.05)
+        with pytest.raises(ChatError, match="timed out"):
+            server.request("GET", "/")
 
 
 def test_where_the_first_stream_cannot_be_had_it_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,10 @@ class ChatError(Exception):
     """The server did not answer, or answered with an error. One line for a person."""
 
 
+class KeyRefusedError(ChatError):
+    """The server does not serve whoever has this key: asking again does not help."""
+
+
 @dataclass(slots=True)
 class Server:
     """Where requests go."""
@@ -42,27 +46,32 @@ class Server:
     api_key: str | None = None
     key_from: str = keys.API_KEY_FROM  # for whoever gave none, or a wrong one
     tls: ssl.SSLContext | None = None  # None: as the system has it
+    timeout_s: float = 600.0  # of silence
 
     def request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
         """The response, with status 200 or 202. Raises ChatError."""
         headers = {"Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        try:
-            connection, base = _connection(self.url, self.tls)
-            connection.request(
-                method,
-                base + path,
-                None if body is None else json.dumps(body),
-                headers | {"Connection": "close"},
-            )
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ChatError(f"cannot reach {self.url}: {error}") from error
+        with contextlib.ExitStack() as failed:
+            try:
+                connection, base = _connection(self)
+                failed.callback(connection.close)
+                connection.request(
+                    method,
+                    base + path,
+                    None if body is None else json.dumps(body),
+                    headers | {"Connection": "close"},
+                )
+                response = connection.getresponse()
+                failed.pop_all()
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise ChatError(f"cannot reach {self.url}: {error}") from error
         if response.status not in {200, 202}:
             reason = _message(response.read()) or f"status {response.status}"
-            hint = f"; the key comes from {self.key_from}" if response.status in {401, 403} else ""
-            raise ChatError(reason + hint)
+            if response.status in {401, 403}:
+                raise KeyRefusedError(f"{reason}; the key comes from {self.key_from}")
+            raise ChatError(reason)
         return response
 
     def first_model(self) -> str:
@@ -74,15 +83,17 @@ class Server:
         return models[0]["id"]
 
 
-def _connection(url: str, tls: ssl.SSLContext | None) -> tuple[http.client.HTTPConnection, str]:
-    """A way to `url`, not dialled yet, and what comes before each path there."""
+def _connection(server: Server) -> tuple[http.client.HTTPConnection, str]:
+    """A way to a server, not dialled yet, and what comes before each path there."""
+    url, limit_s = server.url, server.timeout_s
     if url.startswith("unix:"):
-        return UnixConnection(url.removeprefix("unix:"), timeout=600), ""
+        return UnixConnection(url.removeprefix("unix:"), timeout=limit_s), ""
     parts = urlsplit(url if "//" in url else f"http://{url}")
     host, base = parts.hostname or "127.0.0.1", parts.path.rstrip("/").removesuffix("/v1")
     if parts.scheme == "https":
-        return http.client.HTTPSConnection(host, parts.port, timeout=600, context=tls), base
-    return http.client.HTTPConnection(host, parts.port, timeout=600), base
+        tls = server.tls
+        return http.client.HTTPSConnection(host, parts.port, timeout=limit_s, context=tls), base
+    return http.client.HTTPConnection(host, parts.port, timeout=limit_s), base
 
 
 @dataclass(slots=True)

@@ -17,13 +17,14 @@ from collections.abc import Generator, Iterator
 from typing import Any, TextIO, cast
 
 from headrace.cli.client import keys
-from headrace.cli.client.chat import ChatError, Server
+from headrace.cli.client.chat import ChatError, KeyRefusedError, Server
 from headrace.cli.client.columns import aligned
 from headrace.cli.client.terminal import printable
 
 Document = dict[str, Any]
 
 AGAIN_S = 1.0  # before a stream that broke off is asked for again
+SILENCE_S = 15.0  # a document comes every second: a router that sends none for so long is away
 MOST_EVENT_BYTES = 16 << 20  # of a fleet of 512 workers it is some 300 kB
 BAR = 12
 ENTER, LEAVE = (
@@ -36,7 +37,8 @@ END_OF_LINE = "\x1b[K\r\n"
 
 def run(args: argparse.Namespace) -> int:
     """Show documents until Ctrl-C, or one with `--once`; the exit status."""
-    server = Server(args.url, keys.admin_key(args), keys.ADMIN_KEY_FROM, keys.tls(args))
+    key, tls = keys.admin_key(args), keys.tls(args)
+    server = Server(args.url, key, keys.ADMIN_KEY_FROM, tls, SILENCE_S)
     try:
         if args.once:
             with contextlib.closing(_documents(server, once=True)) as documents:
@@ -65,8 +67,13 @@ def _watch(server: Server, args: argparse.Namespace) -> int:
         if draws:
             sys.stdout.write(ENTER)
         for document in documents:
-            if draws:
-                _draw(document, args.url, sys.stdout)
+            if isinstance(document, ChatError):
+                if draws:
+                    _draw([f"away: {document}"], args.url, sys.stdout)
+                else:
+                    print(printable(f"headrace top: {document}"), file=sys.stderr, flush=True)
+            elif draws:
+                _draw(describe(document), args.url, sys.stdout)
             else:
                 _print(document, args, sys.stdout)
     finally:
@@ -77,13 +84,28 @@ def _watch(server: Server, args: argparse.Namespace) -> int:
     return 0
 
 
-def _for_ever(server: Server) -> Generator[Document]:
-    """Documents of one stream after the other. Raises ChatError where the first one cannot be had."""
+def _for_ever(server: Server) -> Generator[Document | ChatError]:
+    """Documents of one stream after the other, and between them why there is none, each reason once.
+
+    Raises ChatError where the first one cannot be had, and KeyRefusedError at any time.
+    """
     yield from _documents(server)
+    ended, told = ChatError("the stream ended"), ""
+    reason = ended
     while True:
-        with contextlib.suppress(ChatError):  # the router may be on its way back
-            yield from _documents(server)
+        if str(reason) != told:
+            told = str(reason)
+            yield reason
         time.sleep(AGAIN_S)
+        try:
+            for document in _documents(server):
+                told = ""
+                yield document
+            reason = ended
+        except KeyRefusedError:
+            raise
+        except ChatError as error:  # the router may be on its way back
+            reason = error
 
 
 def _documents(server: Server, *, once: bool = False) -> Generator[Document]:
@@ -117,10 +139,10 @@ def _print(document: Document, args: argparse.Namespace, out: TextIO) -> None:
     print(text, file=out, flush=True)
 
 
-def _draw(document: Document, url: str, out: TextIO) -> None:
+def _draw(text: list[str], url: str, out: TextIO) -> None:
     """All that the terminal has room for, over what it shows."""
     width, height = shutil.get_terminal_size()
-    lines = [f"headrace top  {url}   Ctrl-C leaves", "", *describe(document)]
+    lines = [f"headrace top  {url}   Ctrl-C leaves", "", *text]
     if len(lines) > height:
         lines = [*lines[: height - 1], f"... {len(lines) - height + 1} more lines"]
     shown = [printable(line)[:width] for line in lines]
