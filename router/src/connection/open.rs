@@ -97,6 +97,9 @@ impl Drop for Entered<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::task::Context;
+
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpStream;
 
@@ -146,7 +149,10 @@ mod tests {
             let (socket, mut client) = pair().await;
             if asks {
                 client.write_all(b"GET").await.unwrap();
-                socket.wire().stream.plain().unwrap().readable().await.unwrap();
+                let here = |context: &mut Context<'_>| {
+                    socket.wire().stream.plain().unwrap().poll_read_ready(context)
+                };
+                poll_fn(here).await.unwrap();
             }
             sockets.push((open.enter(&socket), socket, client));
         }
