@@ -22,6 +22,8 @@ from helpers.engine.pair import Heard, split, unsplit
 from helpers.engine.toy import ToyModel, make_submit
 from helpers.engine.toy_engine import engine_on
 from helpers.engine.toy_grammar import END, GRAMMARS, JSON, WORDS, follows, toy_vocabulary
+from helpers.ranks.thread_group import Member, ThreadGroup
+from helpers.ranks.toy_ranks import HeardOnRank, StepsAhead, rank_engine, step_to_sleep
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 NAMES = [*GRAMMARS]
@@ -217,3 +219,31 @@ def test_a_budget_of_reasoning_counts_tokens_and_no_steps(most: int | None) -> N
         engine.submit(submit)
     heard = run(engine)
     assert [(heard.ids(s.request), heard.finish(s.request)) for s in submits] == alone
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("k", [0, 2])
+@pytest.mark.parametrize("reads_late", [False, True])
+def test_ranks_in_lockstep_keep_their_rounds_and_their_answers(k: int, *, reads_late: bool) -> None:
+    """One rank puts off, one has no grammar at all, one has nothing to do."""
+    plain = [
+        make_submit(50 + i, PROMPT, max_tokens=9 + i, sampling=Sampling(seed=i, temperature=1.0))
+        for i in range(2)
+    ]
+    of_rank: list[list[Submit]] = [several(), plain, []]
+
+    def work(member: Member) -> tuple[HeardOnRank, int]:
+        engine, _ = rank_engine(member, k=k, reads_late=reads_late, vocabulary=toy_vocabulary())
+        heard = HeardOnRank()
+        for submit in of_rank[member.rank]:
+            engine.submit(submit)
+        step_to_sleep(engine, heard, step=StepsAhead(engine).step if reads_late else None)
+        return heard, engine.grammar_totals.put_off
+
+    group = ThreadGroup(3)
+    for submits, (heard, put_off) in zip(of_rank, group.run(work), strict=True):
+        assert (put_off > 0) == (submits == of_rank[0])
+        for submit in submits:
+            got = (heard.ids(submit.request), heard.finish(submit.request))
+            assert got == answered(unsplit(an_engine(), submit))
+    assert all(member.counts == group.members[0].counts for member in group.members)

@@ -17,6 +17,7 @@ from helpers.engine.toy import ToyHasher
 from helpers.ranks.thread_group import Member
 
 if TYPE_CHECKING:
+    from headrace._core import GrammarVocabulary
     from headrace_kernels.batch import Batch, DraftBatch
     from headrace_kernels.ops import Progress
 
@@ -55,6 +56,7 @@ def rank_engine(
     agreement: float = 0.6,
     prompt_wait_rounds: int = 0,
     reads_late: bool = False,
+    vocabulary: GrammarVocabulary | None = None,
 ) -> tuple[Engine, MeetingToy]:
     """One rank's engine."""
     model = MeetingToy(member, agreement=agreement)
@@ -70,7 +72,15 @@ def rank_engine(
         mtp_fixed=fixed,
         mtp_verify="rejection" if rejection else "noise",
     )
-    return Engine(model, config, ToyHasher(BLOCK), clock=model.clock, lockstep=member), model
+    engine = Engine(
+        model,
+        config,
+        ToyHasher(BLOCK),
+        clock=model.clock,
+        lockstep=member,
+        vocabulary=vocabulary,
+    )
+    return engine, model
 
 
 class StepsAhead:

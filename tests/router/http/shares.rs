@@ -1,5 +1,6 @@
-//! Many choices of one tenant, and one answer of another.
+//! Many choices or grammars of one tenant, and one answer of another.
 
+use futures_util::future::select_all;
 use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::Finish;
 
@@ -7,11 +8,21 @@ use super::client::{Connection, TestRouter, args};
 use crate::fake_worker::{Behaviour, EOS, MODEL, letters, metric, until};
 
 async fn ask(router: &TestRouter, headers: &str, n: usize) -> Connection {
+    ask_for(router, headers, &format!(r#""n": {n}, "temperature": 1"#)).await
+}
+
+async fn ask_for(router: &TestRouter, headers: &str, fields: &str) -> Connection {
     let mut connection = router.connect().await;
-    let body = format!(r#"{{"model": "{MODEL}", "prompt": "x", "n": {n}, "temperature": 1}}"#);
+    let body = format!(r#"{{"model": "{MODEL}", "prompt": "x", {fields}}}"#);
     let head = format!("POST /v1/completions HTTP/1.1\r\nContent-Type: application/json{headers}");
     connection.request(&head, body.as_bytes()).await;
     connection
+}
+
+/// A request with a grammar that nobody sent before.
+async fn ask_with_grammar(router: &TestRouter, headers: &str, number: u32) -> Connection {
+    let fields = format!(r#""max_tokens": {number}, "guided_regex": "([a-z]{{1,40}}){{1,{number}}}""#);
+    ask_for(router, headers, &fields).await
 }
 
 const GREEDY: &str = "\r\nX-Headrace-Tenant: greedy";
@@ -66,4 +77,30 @@ async fn who_says_nothing_is_known_by_its_address() {
     let _other = ask(&router, MODEST, 1).await;
     until("the other one is in flight", || metric(&router.app, "headrace_streams", "") == 3.0)
         .await;
+}
+
+#[tokio::test]
+async fn grammars_of_one_tenant_that_wait_are_bounded_and_hold_up_no_other() {
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+    let turned_away = || metric(&router.app, "headrace_grammar_turned_away_total", "");
+    let mut greedy = Vec::new();
+    while turned_away() == 0.0 {
+        assert!(greedy.len() < 1_000, "no bound on those that wait");
+        greedy.push(ask_with_grammar(&router, GREEDY, 100 + greedy.len() as u32).await);
+    }
+    let replies = greedy.iter_mut().map(|connection| Box::pin(connection.reply()));
+    let (reply, ..) = select_all(replies).await; // the worker answers nobody
+    assert_eq!((reply.status, reply.header("retry-after")), (429, Some("1")));
+    let message = reply.error()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("grammars that wait to be checked"), "{message}");
+
+    let _modest = ask_with_grammar(&router, MODEST, 7).await;
+    let mut before = 0;
+    while worker.submitted().await.max_tokens != 7 {
+        before += 1;
+    }
+    assert!(before < greedy.len() - 1, "all {before} of the other tenant came first");
+
+    drop(greedy);
+    until("all is given back", || metric(&router.app, "headrace_streams", "") == 1.0).await;
 }
