@@ -225,7 +225,8 @@ bench-routing: setup ## routing policies on traces, live and simulated (TRACES, 
 # A GPU machine has no .venv: there the Python that has torch is used, and what `gpu-wheel` left.
 .PHONY: gpu
 gpu: ## all that a GPU can tell, under 10 minutes: tests, kernels, R1-shaped steps (OUT; DRY=1: small, on the CPU)
-	@$(or $(wildcard $(PY)),$(PYTHON)) -m bench.gpu $(if $(OUT),--out $(OUT)) $(if $(filter-out 0,$(DRY)),--dry)
+	@$(or $(wildcard $(PY)),$(PYTHON)) -m bench.gpu $(if $(OUT),--out $(OUT)) $(if $(filter-out 0,$(DRY)),--dry) \
+		$(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: gpu-wheel
 gpu-wheel: setup ## what `make gpu` needs on a machine without Rust, into dist/gpu (ARGS=--model: weights too)

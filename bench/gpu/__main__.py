@@ -2,6 +2,7 @@
 
     make gpu OUT=FOLDER            # or: python3 -m bench.gpu --out FOLDER
     make gpu OUT=FOLDER DRY=1      # everything small, on the CPU
+    make gpu OUT=FOLDER ONLY='kernels,end to end'      # some stages; `machine` is always the first
 
 FOLDER gets run.json (machine, stages, tests), kernels.json, layers.json, rank.json, table.md and log.txt. Exit status:
 0, every stage went well; 1, some did not, and the output names them; 2, it could not begin, and the last line says why.
@@ -25,7 +26,9 @@ from bench.gpu import suites
 from bench.gpu.stages import Outcome, Stage, run_all
 from bench.gpu.wheel import ROOT, NotReadyError, make_ready
 
-COMPILERS = 8  # processes that fill the cache of compiled kernels before anything is timed
+# Processes that fill the cache of compiled kernels before anything is timed: compiling is work of the CPU alone.
+COMPILERS = min(16, os.cpu_count() or 1)
+FIRST = "machine"  # the stage
 MISSING = 3  # exit status of the first stage where the others cannot work
 OURS = ("run.json", "kernels.json", "layers.json", "rank.json", "table.md", "log.txt")
 CANNOT_BEGIN = 2
@@ -54,7 +57,7 @@ def stages_of(out: Path, work: Path, *, dry: bool) -> list[Stage]:
     facts = work / "facts.json"
     found = [
         Stage(
-            "machine",
+            FIRST,
             45,
             lambda _: [*python, "bench.gpu.facts", *flag, "--out", str(facts)],
             json_of(facts),
@@ -108,6 +111,18 @@ def stages_of(out: Path, work: Path, *, dry: bool) -> list[Stage]:
     return [dataclasses.replace(stage, limit_s=DRY_TIMES * stage.limit_s) for stage in found]
 
 
+def chosen(stages: list[Stage], only: str | None) -> list[Stage]:
+    """The stages that `only` names, and the first one. Raises `NotReadyError` for a name that is none."""
+    if only is None:
+        return stages
+    names = [name.strip() for name in only.split(",")]
+    known = [stage.name for stage in stages]
+    for name in names:
+        if name not in known:
+            raise NotReadyError(f"no stage is called {name!r}: they are {', '.join(known)}")
+    return [stage for stage in stages if stage.name in (FIRST, *names)]
+
+
 def environment(site: Path, work: Path, *, dry: bool) -> dict[str, str]:
     """Of every stage. Nobody asks a network."""
     paths = [str(ROOT / part) for part in ("pyworkers", "kernels", "tests")]
@@ -150,9 +165,9 @@ class Report:
         )
         entry = dataclasses.asdict(outcome)
         output = entry.pop("output")
-        if outcome.name == "machine":
+        if outcome.name == FIRST:
             self._run["facts"] = outcome.figures
-        if (self._out / f"{outcome.name}.json").exists() or outcome.name == "machine":
+        if (self._out / f"{outcome.name}.json").exists() or outcome.name == FIRST:
             entry.pop("figures")  # they are in a file of their own
         self._run["stages"].append(entry)
         (self._out / "run.json").write_text(json.dumps(self._run, indent=1) + "\n")
@@ -166,6 +181,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="folder for the results: make gpu OUT=FOLDER")
     parser.add_argument("--dry", action="store_true", help="small, on the CPU: make gpu DRY=1")
+    parser.add_argument("--only", help="names of stages, with commas: make gpu ONLY=...")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-") as scratch:
         work = Path(scratch)
@@ -174,6 +190,7 @@ def main() -> int:
             if args.out is None:
                 raise NotReadyError("a folder for the results is needed: make gpu OUT=FOLDER")
             out: Path = args.out.absolute()
+            stages = chosen(stages_of(out, work, dry=args.dry), args.only)
             open_folder(out)
             make_ready(site)
         except NotReadyError as error:
@@ -182,8 +199,10 @@ def main() -> int:
         os.chdir(ROOT)
         env = environment(site, work, dry=args.dry)
         command = f"make gpu OUT={shlex.quote(str(args.out))}{' DRY=1' if args.dry else ''}"
+        if args.only is not None:
+            command += f" ONLY={shlex.quote(args.only)}"
         report = Report(out, dry=args.dry, command=command)
-        outcomes = run_all(stages_of(out, work, dry=args.dry), env, work, report.add)
+        outcomes = run_all(stages, env, work, report.add)
         if outcomes[0].code == MISSING:
             print(f"make gpu: {outcomes[0].output.strip().splitlines()[-1]}", file=sys.stderr)
             return CANNOT_BEGIN

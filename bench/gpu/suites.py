@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -12,18 +13,18 @@ PYTEST = [
     *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--tb=short"),
     *("-W", "default", "-o", "junit_family=xunit2"),
 ]
-# All kernels, natively: every file of the folder takes a GPU where there is one. "slow" compiles for other GPUs.
+# All kernels of a GPU: every file of the folder takes one where there is one. "slow" compiles for other GPUs.
 KERNELS = [
     *("tests/kernels", "tests/engine/sampling/test_sampler.py", "--all"),
-    *("-m", "not slow"),
-    *("-n", "8", "--dist", "worksteal"),
+    *("--ignore=tests/kernels/native", "-m", "not slow"),
+    *("-n", str(min(16, os.cpu_count() or 1)), "--dist", "worksteal"),
 ]
 KERNELS_DRY = ["tests/kernels/bench/test_rooflines.py", "-n", "0"]
 # Router, worker and client as processes. The worker takes a GPU where there is one.
 E2E = [
     *(f"tests/e2e/test_{name}.py" for name in ("chat", "completions", "many_choices", "mtp")),
     "tests/e2e/api/test_structured_output.py",
-    *("-n", "2", "--dist", "loadfile"),
+    *("-n", "4", "--dist", "loadfile"),
 ]
 E2E_DRY = ["tests/e2e/test_completions.py::test_penalties_change_the_answer", "-n", "0"]
 

@@ -12,15 +12,20 @@ from triton.runtime.jit import KernelInterface
 
 import headrace_kernels
 
+# They write to other ranks' memory: what one GPU would time is not what they cost.
+OF_SEVERAL_GPUS = "headrace_kernels.one_sided"
+
 
 def name_of(kernel: Any) -> str:
     return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
 
 
-def kernels_of_the_package() -> set[str]:
-    """What is launched: the functions of Triton that no other one calls."""
+def kernels_of_the_package(*, one_gpu: bool = False) -> set[str]:
+    """What is launched: the functions of Triton that no other one calls. With `one_gpu` those that one GPU can time."""
     found: dict[str, Any] = {}
     for module in pkgutil.walk_packages(headrace_kernels.__path__, "headrace_kernels."):
+        if one_gpu and module.name.startswith(OF_SEVERAL_GPUS):
+            continue
         for member in vars(importlib.import_module(module.name)).values():
             if isinstance(member, KernelInterface):
                 found[name_of(member)] = member

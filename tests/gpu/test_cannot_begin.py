@@ -43,6 +43,14 @@ def test_with_a_folder_that_cannot_be_written(
     assert error.count("\n") == 1
 
 
+def test_with_a_stage_that_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert begin(monkeypatch, "--out", str(tmp_path), "--only", "layers,kernel") == 2
+    error = capsys.readouterr().err
+    assert "no stage is called 'kernel': they are machine, kernel tests, compile, kernels" in error
+
+
 def test_without_what_gpu_wheel_makes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,10 +10,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
-from headrace import logs
+from headrace import __version__, logs
 from headrace.cli.children.process import die_with_supervisor
 from headrace.cli.client import keys
 from headrace.cli.parser import Parser
@@ -158,7 +157,7 @@ def make_parser(typed: str) -> Parser:
         "endpoint.",
         epilog="`headrace COMMAND --help` tells more about a command.",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(
@@ -531,12 +530,5 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _version_command(_args: argparse.Namespace) -> int:
-    print(_version())
+    print(f"headrace {__version__}")
     return 0
-
-
-def _version() -> str:
-    try:
-        return f"headrace {metadata.version('headrace')}"
-    except metadata.PackageNotFoundError:  # run from a source folder
-        return "headrace (not installed)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, cast
 
+from headrace import __version__
 from headrace._core import HASH_SCHEME, GrammarVocabulary
 from headrace.engine.admission import QUEUE_RULE
 from headrace.engine.cache.block_hash import KeyedBlockHasher
@@ -135,7 +135,7 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
     prints = checkpoint.fingerprints()
     step_prior = known_or_timed(
         {
-            "headrace": metadata.version("headrace"),
+            "headrace": __version__,
             "weights": prints.weights,
             "dtype": model.dtype_name,
             "kv": model.kv_layout,

@@ -11,14 +11,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from headrace import logs
+from headrace import __version__, logs
 from headrace.exit_status import EXIT_RANK_LOST
 from headrace.models import UnsupportedModelError, check_ranks, dtype_of_weights
 from headrace.models.deepseek import Deepseek
@@ -175,7 +174,7 @@ def what_it_serves(
     prints = checkpoint.fingerprints()
     dtype = cast("DType", settings.dtype)
     serves = {
-        "version of Headrace": f"{metadata.version('headrace')} (protocol {PROTOCOL})",
+        "version of Headrace": f"{__version__} (protocol {PROTOCOL})",
         "model": prints.weights,
         "tokenizer": prints.tokenizer,
         "chat template": prints.chat_template,
