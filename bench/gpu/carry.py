@@ -25,8 +25,8 @@ from headrace.models.load.default_model import DEFAULT_MODEL
 
 PYTHON = "3.12"  # of GPU machines
 ROOTS = (
-    *("gguf", "hypothesis", "ml-dtypes", "msgpack", "openai", "psutil", "pytest", "pytest-asyncio"),
-    *("pytest-timeout", "pytest-xdist", "safetensors", "uvloop"),
+    *("gguf", "hypothesis", "jsonschema", "ml-dtypes", "msgpack", "openai", "psutil", "pytest"),
+    *("pytest-asyncio", "pytest-timeout", "pytest-xdist", "safetensors", "uvloop"),
 )
 # transformers, the oracle of some tests, is with what it needs larger than all that is carried.
 THERE = {"torch", "triton", "numpy", "transformers"}

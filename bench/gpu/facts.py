@@ -25,7 +25,16 @@ MISSING = 3
 # What nothing works without, and what some stages import. Plugins of pytest are named in pyproject.toml's options.
 NEEDED = ("torch", "triton", "numpy", "headrace._core", "headrace_kernels")
 FOR_TESTS = (
-    *("pytest", "pytest_asyncio", "pytest_timeout", "xdist", "hypothesis", "openai", "psutil"),
+    *(
+        "pytest",
+        "pytest_asyncio",
+        "pytest_timeout",
+        "xdist",
+        "hypothesis",
+        "jsonschema",
+        "openai",
+        "psutil",
+    ),
     *("transformers", "tokenizers", "safetensors", "msgpack", "gguf", "uvloop"),
 )
 QUERY = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"

@@ -24,6 +24,7 @@ pytestmark = [
     for what in ("overflow", "invalid value")
 ]
 CPU = torch.device("cpu")
+GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # of Triton's kernels
 HIDDEN, WIDTH, EXPERTS, TOP_K = 40, 24, 12, 4
 ROUTING = Routing(experts=EXPERTS, top_k=TOP_K, groups=3, top_groups=2, normalise=True, scale=2.5)
 ATTENTION = MlaAttention(
@@ -78,6 +79,7 @@ def _held(placement: LayerPlacement | None, dispatch: AllToAll | None) -> list[i
 
 def on_torch(
     reference: bool,
+    device: torch.device,
     rows: torch.Tensor,
     placement: LayerPlacement | None,
     dispatch: AllToAll | None,
@@ -89,25 +91,26 @@ def on_torch(
 
     held = _held(placement, dispatch)
     experts = Experts(
-        gate=GATE,
-        bias=BIAS,
-        counts=torch.zeros(EXPERTS, dtype=torch.int64),
-        gate_up=GATE_UP[held].contiguous(),
-        down=DOWN[held].contiguous(),
+        gate=GATE.to(device),
+        bias=BIAS.to(device),
+        counts=torch.zeros(EXPERTS, dtype=torch.int64, device=device),
+        gate_up=GATE_UP[held].contiguous().to(device),
+        down=DOWN[held].contiguous().to(device),
         routing=ROUTING,
         dispatch=dispatch or SingleRank(),
     )
-    x, residual = (half.contiguous() for half in rows.split(HIDDEN, dim=1))
+    x, residual = (half.contiguous() for half in rows.to(device).split(HIDDEN, dim=1))
 
     def shared(residual: torch.Tensor) -> torch.Tensor:
         return residual + 1.0
 
-    return (moe_ref if reference else moe)(x, experts, residual, shared)
+    return (moe_ref if reference else moe)(x, experts, residual, shared).cpu()
 
 
 Kernels = Callable[[torch.Tensor, LayerPlacement | None, AllToAll | None], torch.Tensor]
 NATIVE = ("float32", "bfloat16", "int8")
-TRITON: Kernels = partial(on_torch, False)
+TRITON: Kernels = partial(on_torch, False, GPU)
+REFERENCE: Kernels = partial(on_torch, True, CPU)
 # What its interpreter takes goes with the rows.
 SOME_ROWS = ROWS[:13]
 
@@ -118,7 +121,7 @@ def on_ranks(
     """All rows, each computed by the rank that it is part of."""
 
     def work(transport: ThreadTransport) -> torch.Tensor:
-        dispatch = AllToAll.of(placement, transport, combine, CPU)
+        dispatch = AllToAll.of(placement, transport, combine, GPU if kernels is TRITON else CPU)
         return kernels(parts[transport.rank], placement, dispatch)
 
     return torch.cat(Threads(len(parts)).run(work))
@@ -152,11 +155,11 @@ def test_exact_is_the_bits_of_one_rank_with_triton(ranks: int) -> None:
 
 def test_the_references_sum_in_the_same_order() -> None:
     # Their products depend on the rows beside a row, so all rows are of one rank.
-    alone = on_torch(True, ROWS, None, None)
+    alone = REFERENCE(ROWS, None, None)
     for seed in range(4):
         placement = random_placement(EXPERTS, 4, spare=seed, seed=seed)
         parts = [ROWS, ROWS[:0], ROWS[:0], ROWS[:0]]
-        found = on_ranks(partial(on_torch, True), placement, "exact", parts)
+        found = on_ranks(REFERENCE, placement, "exact", parts)
         assert torch.equal(found, alone)
 
 

@@ -146,14 +146,15 @@ def test_kernels_on_torch_count_alike() -> None:
     pytest.importorskip("triton")
     from headrace_kernels.moe.route import route, route_ref
 
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     routing = replace(ROUTING, top_k=3, groups=3, top_groups=2)
-    logits = noise(33, 6, seed=8)
+    logits, bias = noise(33, 6, seed=8).to(device), BIAS.to(device)
     logits[4] = torch.nan
-    counts = [torch.full((6,), 7), torch.full((6,), 7)]
-    ids = [f(logits, BIAS, routing, c)[0] for f, c in zip((route, route_ref), counts, strict=True)]
+    counts = [torch.full((6,), 7, device=device), torch.full((6,), 7, device=device)]
+    ids = [f(logits, bias, routing, c)[0] for f, c in zip((route, route_ref), counts, strict=True)]
     want = 7 + ids[1].flatten().bincount(minlength=6)
     assert torch.equal(counts[0], want) and torch.equal(counts[1], want)
-    assert torch.equal(ids[0], route(logits, BIAS, routing)[0])
+    assert torch.equal(ids[0], route(logits, bias, routing)[0])
 
 
 def test_slots_of_torch_keep_their_place() -> None:
