@@ -50,7 +50,7 @@ class NativeBackend:
 
     answers_apart = False
     ahead_on = None
-    step = StepKind(element_bytes=4, torch=False)
+    step: StepKind = StepKind(element_bytes=4, torch=False)
 
     def __init__(
         self, attention: Attention | MlaAttention, *, dtype: str, simd: str | None = None

@@ -232,6 +232,7 @@ class StepKind:
     element_bytes: int  # of values
     torch: bool  # its kernels, rather than those in Rust
     fp8: bool = False  # some weights stay e4m3
+    mapped_bytes: int = 0  # of weights that are files, which a system counts as free memory
 
 
 class Store(Protocol):

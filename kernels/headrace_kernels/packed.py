@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ class PackedBackend(NativeBackend):
         self._next = 0
         with (folder / WEIGHTS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.step = replace(self.step, mapped_bytes=len(self._map))
 
     def matrix(self, parts: Sequence[HostArray], bias: HostArray | None = None) -> _core.Weight:
         of_bias = None if bias is None else self.vector(bias)

@@ -16,6 +16,7 @@ import select
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, TextIO, cast
 
@@ -40,6 +41,7 @@ class Lines:
 
     def __init__(self, fd: int) -> None:
         self.lost = Lost()
+        self.line_of: Callable[[str], str] = "WARNING {}".format  # the form of the other lines
         self._fd = fd
         # reentrant: a finaliser may log while a line is added
         self._changed = threading.Condition(threading.RLock())
@@ -130,7 +132,8 @@ class Lines:
             why.append(f"{lost.too_slow} because they were taken too slowly")
         if lost.write_failed:
             why.append(f"{lost.write_failed} because they could not be written ({self._reason})")
-        return f"WARNING lines of the log were lost here: {', '.join(why)}\n".encode()
+        text = self.line_of(f"lines of the log were lost here: {', '.join(why)}")
+        return f"{text}\n".encode()
 
 
 class LogStream(io.TextIOBase):
@@ -158,6 +161,10 @@ class LogStream(io.TextIOBase):
             if len(self._part) >= PIECE_BYTES:
                 self.flush()
         return len(text)
+
+    def say_what_is_lost(self, line_of: Callable[[str], str]) -> None:
+        """Have the thread that writes say it in the form of a log: the line, without its end, of a message."""
+        self._lines.line_of = line_of
 
     def flush(self) -> None:
         """Pass on what has no end yet, such as a bar of progress. Waits for nothing."""

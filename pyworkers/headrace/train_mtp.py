@@ -18,7 +18,13 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import torch
+from headrace.errors import MissingExtra
+
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.exit(f"headrace.train_mtp: {MissingExtra('torch', 'worker', 'training')}")
+
 from safetensors import SafetensorError
 
 from headrace.models.config import ModelFileError

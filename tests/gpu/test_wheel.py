@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import re
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from bench.gpu import default_model
-from bench.gpu.wheel import NotReadyError, make_ready, rust_digest
+from bench.gpu.carry import THERE, packages
+from bench.gpu.wheel import ROOT, NotReadyError, make_ready, normal, rust_digest
 from headrace.models.config import ModelFileError
 from headrace.models.load.default_model import DEFAULT_MODEL
 
@@ -157,3 +160,10 @@ def test_pieces_of_something_else_are_refused(tmp_path: Path) -> None:
     (tmp_path / "piece-1-of-1").write_bytes(b"no wheel")
     with pytest.raises(ModelFileError, match="not the expected wheel"):
         default_model.ready([tmp_path], root=tmp_path / "cache")
+
+
+def test_all_that_a_cpu_worker_needs_travels() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    names = {normal(re.split(r"[\[<>=!~; ]", requirement)[0]) for requirement in needed}
+    assert names <= {*packages(), *THERE}

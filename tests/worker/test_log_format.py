@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from types import TracebackType
@@ -11,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from headrace.worker.log_format import LINE_CHARACTERS, JsonLines, TextLines, fields
+from headrace.logs import WAITING_BYTES, Lines, LogStream
+from headrace.worker.log_format import (
+    FORMATS,
+    LINE_CHARACTERS,
+    JsonLines,
+    TextLines,
+    begin_log,
+    fields,
+)
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
@@ -72,3 +81,30 @@ def test_a_line_is_bounded(form: type[logging.Formatter]) -> None:
     line = form().format(record("%s", "x" * 100_000, model="y" * 100_000))
     assert len(line) < LINE_CHARACTERS + 1_000
     assert "y" * 300 not in line
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_lost_is_said_in_the_form_of_the_other_lines(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    lines = Lines(writing)
+    with LogStream(lines, writing) as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        patch.setattr(logging.getLogger(), "handlers", [])
+        begin_log("INFO", form)
+        while not lines.lost:
+            lines.push(b"x" * (WAITING_BYTES // 2) + b"\n")
+        rest = b""
+        while b"taken too slowly" not in rest.rpartition(b"x\n")[2]:
+            rest += os.read(reading, 1 << 20)
+    notice = rest.rpartition(b"x\n")[2].decode()
+    if form == "json":
+        line = json.loads(notice)
+        assert (line["level"], line["target"]) == ("WARN", "headrace.logs")
+        notice = line["fields"]["message"]
+    else:
+        assert "Z  WARN headrace.logs: lines of the log" in notice
+    assert re.search("lines of the log were lost here: [1-9]", notice)
+    os.close(reading)
+    os.close(writing)

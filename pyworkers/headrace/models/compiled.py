@@ -60,6 +60,7 @@ class CompiledModel:
             torch=step.torch,
             fp8=step.fp8,
             experts=self.experts,
+            mapped_bytes=step.mapped_bytes,
         )
         return step_memory(self.config, shape)
 

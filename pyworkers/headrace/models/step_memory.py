@@ -47,6 +47,9 @@ class StepShape:
     torch: bool  # its kernels, rather than those in Rust
     fp8: bool  # weights stay e4m3, so that activations are quantised
     experts: ExpertSpread | None = None  # None: all are here
+    mapped_bytes: int = (
+        0  # of weights in files: pages that count as free, but are read in every step
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +169,8 @@ def _lasting(shape: StepShape) -> int:
     """Arrays of the batch, its tables and plans; what Rust keeps."""
     by_row = 64 * shape.rows
     tables = 8 * (shape.answers + 1) * -(-shape.context_tokens // 16)
-    return by_row + tables + (0 if shape.torch else NATIVE_SCRATCH_BYTES)
+    kernels = 0 if shape.torch else NATIVE_SCRATCH_BYTES
+    return by_row + tables + kernels + shape.mapped_bytes
 
 
 def _logits(config: ModelConfig, shape: StepShape) -> int:

@@ -14,6 +14,8 @@ import re
 import sys
 from datetime import UTC, datetime
 
+from headrace.logs import LogStream
+
 FORMATS = ("text", "json")
 LINE_CHARACTERS = 16 << 10  # a traceback fits
 VALUE_CHARACTERS = 256
@@ -30,7 +32,14 @@ Value = str | int | float | None
 def begin_log(level: str, form: str) -> None:
     """Send the log of this process to stderr in one of `FORMATS`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    lines = JsonLines() if form == "json" else TextLines()
+    handler.setFormatter(lines)
+    if isinstance(sys.stderr, LogStream):
+        sys.stderr.say_what_is_lost(
+            lambda text: lines.format(
+                logging.LogRecord(LogStream.__module__, logging.WARNING, "", 0, text, None, None)
+            )
+        )
     logging.basicConfig(level=level, handlers=[handler])
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.models import llama
+from headrace.models.llama import load_llama
+from headrace.models.load.checkpoint import Checkpoint, SafetensorsCheckpoint
 from headrace.models.load.packed_cache import LEAST_BYTES, MOST_KEPT, packed_folder
+from headrace_kernels.packed import INDEX, WEIGHTS
+from helpers.kernels.paged_rows import PagedRows
 from helpers.models.tiny_model import tiny_llama
 
 
@@ -103,3 +112,52 @@ def test_a_cache_that_cannot_be_used_is_said_and_does_without(
     assert packer() is None
     assert "packed into this worker's own memory" in caplog.text
     assert packer.packed == 0
+
+
+@pytest.mark.parametrize(
+    "damage", ["no index", "no object", "another format", "fewer items", "cut"]
+)
+def test_a_folder_that_is_not_what_it_should_be_is_said_and_weights_are_packed_into_memory(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = SafetensorsCheckpoint(tiny_llama(tmp_path / "tiny"))
+    folders: list[Path] = []
+
+    def folder_of(checkpoint: Checkpoint, dtype: str, pack: Callable[[Path], None]) -> Path:
+        folder = packed_folder(checkpoint, dtype, pack, root=tmp_path / "cache", least_bytes=1)
+        assert folder is not None
+        if folders:
+            spoil(folder, damage)
+        folders.append(folder)
+        return folder
+
+    monkeypatch.setattr(llama, "packed_folder", folder_of)
+    load = partial(load_llama, checkpoint, dtype="float32", device="cpu", block_tokens=16)
+    mapped, packed = load(), load()
+    assert "packed into this worker's own memory" in caplog.text
+    size: dict[str, Any] = {"rows": 4, "answers": 1, "context_tokens": 16, "mtp": False}
+    there = mapped.step_memory(**size).lasting - packed.step_memory(**size).lasting
+    assert there >= checkpoint.nbytes, "pages of files are counted as free, but are not"
+    rows = PagedRows([5])
+    logits: list[Any] = []
+    for model in (mapped, packed):
+        model.allocate_kv(2)
+        logits.append(np.array(model.forward(rows.batch(rows.whole()))))
+    assert np.array_equal(*logits)
+
+
+def spoil(folder: Path, damage: str) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    match damage:
+        case "no index":
+            (folder / INDEX).unlink()
+        case "no object":
+            (folder / INDEX).write_text("7")
+        case "another format":
+            (folder / INDEX).write_text(json.dumps(index | {"format": 0}))
+        case "fewer items":
+            (folder / INDEX).write_text(json.dumps(index | {"items": index["items"][:-1]}))
+        case _:
+            weights = (folder / WEIGHTS).read_bytes()
+            (folder / WEIGHTS).unlink()  # whoever has it mapped keeps all of it
+            (folder / WEIGHTS).write_bytes(weights[: len(weights) // 2])
