@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import headrace
 from helpers.require import needs
 
 ROOT = Path(__file__).parents[2]
@@ -84,3 +86,9 @@ def test_the_base_install_is_light() -> None:
         if "extra ==" not in requirement
     ]
     assert needs == ["msgpack"]
+
+
+def test_one_version_stands_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
+    assert project["version"] == workspace["version"] == headrace.__version__

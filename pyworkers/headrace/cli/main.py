@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace import __version__, logs
+from headrace import logs
 from headrace.cli.children.process import die_with_supervisor
 from headrace.cli.client import keys
 from headrace.cli.parser import Parser
@@ -24,6 +24,7 @@ from headrace.settings.fleet import FLEET_FLAGS
 from headrace.settings.plan import PLAN_FLAGS
 from headrace.settings.table import Flag, add_flags
 from headrace.settings.worker import DEVICES, DTYPES, WORKER_FLAGS, add_model, worker_settings
+from headrace.version import VERSION
 
 SERVE_EXAMPLES = """\
 examples:
@@ -157,7 +158,7 @@ def make_parser(typed: str) -> Parser:
         "endpoint.",
         epilog="`headrace COMMAND --help` tells more about a command.",
     )
-    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    parser.add_argument("--version", action="version", version=f"headrace {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(
@@ -530,5 +531,5 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _version_command(_args: argparse.Namespace) -> int:
-    print(f"headrace {__version__}")
+    print(f"headrace {VERSION}")
     return 0

@@ -7,7 +7,6 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
-from headrace import __version__
 from headrace._core import HASH_SCHEME, GrammarVocabulary
 from headrace.engine.admission import QUEUE_RULE
 from headrace.engine.cache.block_hash import KeyedBlockHasher
@@ -20,6 +19,7 @@ from headrace.errors import ContextTooLong
 from headrace.settings.engine import engine_values
 from headrace.settings.values import split_names
 from headrace.settings.worker import check_context, step_sizes
+from headrace.version import VERSION
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello
 from headrace.worker.device import choose_device, load_torch
 from headrace.worker.step_prior import device_name, known_or_timed
@@ -135,7 +135,7 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
     prints = checkpoint.fingerprints()
     step_prior = known_or_timed(
         {
-            "headrace": __version__,
+            "headrace": VERSION,
             "weights": prints.weights,
             "dtype": model.dtype_name,
             "kv": model.kv_layout,

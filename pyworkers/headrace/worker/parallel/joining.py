@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from headrace import __version__, logs
+from headrace import logs
 from headrace.exit_status import EXIT_RANK_LOST
 from headrace.models import UnsupportedModelError, check_ranks, dtype_of_weights
 from headrace.models.deepseek import Deepseek
 from headrace.models.deepseek_weights import Share
 from headrace.settings.values import SettingsError
 from headrace.settings.worker import unnamed
+from headrace.version import VERSION
 from headrace.wire.frames import PROTOCOL, Group
 from headrace.worker.parallel.environment import NO_RUN_ID, GroupEnvironment
 from headrace.worker.parallel.group import RankGroup
@@ -174,7 +175,7 @@ def what_it_serves(
     prints = checkpoint.fingerprints()
     dtype = cast("DType", settings.dtype)
     serves = {
-        "version of Headrace": f"{__version__} (protocol {PROTOCOL})",
+        "version of Headrace": f"{VERSION} (protocol {PROTOCOL})",
         "model": prints.weights,
         "tokenizer": prints.tokenizer,
         "chat template": prints.chat_template,
