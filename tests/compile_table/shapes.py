@@ -30,6 +30,8 @@ BLOCK_TOKENS = 64
 
 #: Rows and tokens of context of a step.
 FIRST_STEP = (5, 2000)
+#: Rows of a product that is not split into its parts.
+MANY = 2048
 #: Triton looks whether a number is 1 and whether 16 divides it. None of these may need other kernels than the first.
 OTHER_STEPS = ((1, 1), (16, 1024), (33, 5000))
 
@@ -63,7 +65,8 @@ class Dense:
             plan=attention_plan([0, rows], [context], heads=self.heads, dim=self.dim, device=starts.device),
         )  # fmt: skip
         rms_norm(empty(rows, self.hidden), empty(self.hidden), 1e-6)
-        linear(empty(rows, self.hidden), empty(qkv.shape[1] * self.dim, self.hidden))
+        for more in (0, MANY):
+            linear(empty(rows + more, self.hidden), empty(qkv.shape[1] * self.dim, self.hidden))
         silu_mul(empty(rows, 2 * self.hidden))
         masks(rows, self.vocab)
 
@@ -75,7 +78,8 @@ def deepseek_r1(rows: int, context: int) -> None:
     for fp8 in (False, True):
         mixture_of_experts(rows, fp8=fp8)
         exchange(rows, e4m3=fp8)
-    fp8_linear(empty(rows, 7168), e4m3(2112, 7168))
+    for more in (0, MANY):
+        fp8_linear(empty(rows + more, 7168), e4m3(2112, 7168))
     for width in (7168, 1536):
         rms_norm(empty(rows, width), empty(width), 1e-6)
     masks(rows, 129_280)

@@ -132,6 +132,7 @@ def test_rooms_of_python_import_each_other_as_the_architecture_says() -> None:
         "errors",
         "settings",
         "logs",
+        "version",
         "host_memory",
         "exit_status",
         "extras",

@@ -11,7 +11,8 @@ for compute capability 9.0, not run on a GPU yet; e4m3 products need 8.9 at leas
 
 `row_block` is `output // 128` in a matrix as stored. Stacked matrices keep their own blocks through it, whatever their
 heights are.
-Batch invariance: tile shapes and the order of columns are one plan for all row counts, and scales are a row's own.
+Batch invariance: tile shapes and the order of sums along the columns (`parts.py`, in steps of 128) are one plan for
+all row counts, and scales are a row's own.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,14 @@ import triton
 import triton.language as tl
 
 from headrace_kernels.dense.fp8_quantise import BLOCK, quantise_rows, quantise_rows_ref, widened
+from headrace_kernels.dense.parts import parts_of
+from headrace_kernels.dense.sum_parts import sum_parts
 from headrace_kernels.interpret import INTERPRET, narrow, widen
 
 # One plan for every row count; guesses, not tuned yet. A step along the columns is one block of scales.
 ROWS_TILE = 64
 OUT_TILE = 64
+TILE = (ROWS_TILE, OUT_TILE, BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +63,39 @@ def fp8_matrix(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Fp8Matrix:
     )
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "parts", "part_blocks"])
 def _fp8_linear_kernel(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, row_block_ptr, y_ptr, rows, n_out, n_in, in_blocks,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, row_block_ptr, y_ptr, rows, n_out, n_in, in_blocks, parts, part_blocks,
     ROWS_TILE: tl.constexpr, OUT_TILE: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64) * ROWS_TILE + tl.arange(0, ROWS_TILE)
     out = tl.program_id(0).to(tl.int64) * OUT_TILE + tl.arange(0, OUT_TILE)
     scale_at = tl.load(row_block_ptr + out, mask=out < n_out, other=0) * in_blocks
     wide = tl.float32 if INTERPRET else weight_ptr.dtype.element_ty  # of operands
-    acc = tl.zeros((ROWS_TILE, OUT_TILE), dtype=tl.float32)
-    for block in range(in_blocks):
-        k = block * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(
-            x_ptr + row[:, None] * n_in + k[None, :],
-            mask=(row[:, None] < rows) & (k[None, :] < n_in), other=0.0,
-        )  # fmt: skip
-        w = tl.load(
-            weight_ptr + out[None, :] * n_in + k[:, None],
-            mask=(out[None, :] < n_out) & (k[:, None] < n_in), other=0.0,
-        )  # fmt: skip
-        x_scale = tl.load(x_scale_ptr + row * in_blocks + block, mask=row < rows, other=0.0)
-        w_scale = tl.load(scale_ptr + scale_at + block, mask=out < n_out, other=0.0)
-        x, w = widen(x, wide, INTERPRET), widen(w, wide, INTERPRET)
-        product = tl.dot(x, w, input_precision="ieee")
-        acc += product * (x_scale[:, None] * w_scale[None, :])
+    first = tl.program_id(2) * parts  # of the parts that this program walks
+    total = tl.zeros((ROWS_TILE, OUT_TILE), dtype=tl.float32)
+    for part in range(first, first + parts):
+        acc = tl.zeros((ROWS_TILE, OUT_TILE), dtype=tl.float32)
+        for block in range(part * part_blocks, tl.minimum((part + 1) * part_blocks, in_blocks)):
+            k = block * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(
+                x_ptr + row[:, None] * n_in + k[None, :],
+                mask=(row[:, None] < rows) & (k[None, :] < n_in), other=0.0,
+            )  # fmt: skip
+            w = tl.load(
+                weight_ptr + out[None, :] * n_in + k[:, None],
+                mask=(out[None, :] < n_out) & (k[:, None] < n_in), other=0.0,
+            )  # fmt: skip
+            x_scale = tl.load(x_scale_ptr + row * in_blocks + block, mask=row < rows, other=0.0)
+            w_scale = tl.load(scale_ptr + scale_at + block, mask=out < n_out, other=0.0)
+            x, w = widen(x, wide, INTERPRET), widen(w, wide, INTERPRET)
+            product = tl.dot(x, w, input_precision="ieee")
+            acc += product * (x_scale[:, None] * w_scale[None, :])
+        total += acc
+    at = tl.program_id(2) * rows + row  # of sums, one for each part
     tl.store(
-        y_ptr + row[:, None] * n_out + out[None, :],
-        narrow(acc, y_ptr.dtype.element_ty, INTERPRET),
+        y_ptr + at[:, None] * n_out + out[None, :],
+        narrow(total, y_ptr.dtype.element_ty, INTERPRET),
         mask=(row[:, None] < rows) & (out[None, :] < n_out),
     )
 
@@ -99,14 +108,20 @@ def fp8_linear(
     assert x.dim() == 2 and x.shape[1] == n_in and weight.row_block.shape == (n_out,)
     assert weight.weight.is_contiguous() and weight.scale.is_contiguous()
     values, scale = quantise_rows(x)
-    y = x.new_empty(len(x), n_out, dtype=out_dtype or x.dtype)
-    if len(x):
-        grid = (triton.cdiv(n_out, OUT_TILE), triton.cdiv(len(x), ROWS_TILE))
-        _fp8_linear_kernel[grid](
-            values, scale, weight.weight, weight.scale, weight.row_block, y, len(x), n_out, n_in, scale.shape[1],
-            ROWS_TILE=ROWS_TILE, OUT_TILE=OUT_TILE, BLOCK=BLOCK, INTERPRET=INTERPRET,
-        )  # fmt: skip
-    return y
+    rows, in_blocks = scale.shape
+    y = x.new_empty(rows, n_out, dtype=out_dtype or x.dtype)
+    if not rows:
+        return y
+    row_tiles, out_tiles = triton.cdiv(rows, ROWS_TILE), triton.cdiv(n_out, OUT_TILE)
+    parts = parts_of(out_tiles, in_blocks)
+    split = parts.split(row_tiles, out_tiles)
+    sums = y.new_empty(parts.count, rows, n_out, dtype=torch.float32) if split else y
+    _fp8_linear_kernel[(out_tiles, row_tiles, parts.count if split else 1)](
+        values, scale, weight.weight, weight.scale, weight.row_block, sums, rows, n_out, n_in, in_blocks,
+        1 if split else parts.count, parts.steps,
+        ROWS_TILE=ROWS_TILE, OUT_TILE=OUT_TILE, BLOCK=BLOCK, INTERPRET=INTERPRET,
+    )  # fmt: skip
+    return sum_parts(sums, y) if split else y
 
 
 def fp8_linear_ref(

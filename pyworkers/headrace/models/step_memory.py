@@ -7,7 +7,7 @@ CPU work with float32 and in small parts, those of torch with the dtype of the v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.models.config import ModelConfig
 from headrace.models.config_deepseek import DeepseekConfig
@@ -85,12 +85,16 @@ def _grouped(config: ModelConfig, shape: StepShape) -> StepMemory:
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     held = rows * e * (2 * config.hidden_size + q + 2 * kv)  # x, what was normed of it, qkv
     attention = held + rows * e * 2 * q
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    mlp = held + rows * e * 3 * ffn
     if shape.torch:
         attention += _spans(shape, config.num_heads, config.head_dim, paged=True)
+        attention = max(attention, held + _sums(shape, (hidden, q + 2 * kv), (q, hidden)))
+        mlp += _sums(shape, (hidden, 2 * ffn), (ffn, hidden))
     return StepMemory(
         lasting=_lasting(shape),
         attention=attention,
-        mlp=held + rows * e * 3 * config.intermediate_size,
+        mlp=mlp,
         logits=held + _logits(config, shape),
     )
 
@@ -106,18 +110,23 @@ def _latent(config: ModelConfig, deepseek: DeepseekConfig, shape: StepShape) -> 
     out = rows * e * heads * deepseek.v_dim
     absorbed_rows = rows if shape.mtp else min(rows, shape.answers)
     absorbed = absorbed_rows * e * heads * (q_dim + 2 * deepseek.kv_lora_rank + deepseek.v_dim)
-    expanded = 0
+    width = deepseek.expert_size
+    dense = max(config.intermediate_size, deepseek.shared_experts * width)
+    expanded = sums = 0
     if shape.torch:
         absorbed += _spans(shape, heads, deepseek.kv_lora_rank, paged=False)
         expanded = _expanded(shape, heads, deepseek)
+        q = (deepseek.q_lora_rank or hidden, heads * q_dim)
+        sums = _sums(shape, (hidden, qkv_a), q, (heads * deepseek.v_dim, hidden))
     quantised = rows * max(hidden, heads * deepseek.v_dim) * 5 // 4 if shape.fp8 else 0
     moe = _experts(shape, hidden, deepseek)
-    width = deepseek.expert_size
-    dense = max(config.intermediate_size, deepseek.shared_experts * width)
     mlp = max(rows * e * 3 * dense + quantised, moe)
+    if shape.torch:
+        mlp += _sums(shape, (hidden, 2 * dense), (dense, hidden))
+        mlp += _sums(replace(shape, element_bytes=4, fp8=False), (hidden, deepseek.experts))
     return StepMemory(
         lasting=_lasting(shape) + (2 * rows * e * hidden if shape.mtp else 0),
-        attention=held + drafting + out + max(absorbed, expanded, quantised),
+        attention=held + drafting + out + max(absorbed, expanded, quantised + sums),
         mlp=held + drafting + mlp,
         logits=held + _logits(config, shape),
     )
@@ -180,6 +189,15 @@ def _logits(config: ModelConfig, shape: StepShape) -> int:
     kept = rows * (2 * config.hidden_size * e + 4 * vocab)
     converting = rows * e * vocab if shape.torch and e != 4 else 0
     return kept + max(converting, 4 * shape.answers * vocab + DRAW_BYTES)
+
+
+def _sums(shape: StepShape, *products: tuple[int, int]) -> int:
+    """The most that products of these inputs and outputs keep of their parts."""
+    from headrace_kernels.dense import fp8_linear, linear
+    from headrace_kernels.dense.parts import part_bytes
+
+    tile = fp8_linear.TILE if shape.fp8 else linear.tile_of(shape.element_bytes)
+    return max(part_bytes(shape.rows, n_out, n_in, tile) for n_in, n_out in products)
 
 
 def _spans(shape: StepShape, heads: int, dim: int, *, paged: bool) -> int:

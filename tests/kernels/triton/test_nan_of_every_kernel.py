@@ -34,6 +34,7 @@ from headrace_kernels.dense.linear import linear
 from headrace_kernels.dense.mask_rows import mask_rows
 from headrace_kernels.dense.rms_norm import rms_norm
 from headrace_kernels.dense.silu_mul import silu_mul
+from headrace_kernels.dense.sum_parts import sum_parts
 from headrace_kernels.moe.combine import combine
 from headrace_kernels.moe.fp8_grouped_linear import fp8_experts, fp8_grouped_linear
 from headrace_kernels.moe.grouped_linear import grouped_linear
@@ -172,6 +173,13 @@ def products() -> list[Case]:
             of_y,
             y,
             [Spot("x_ptr", (2, 39), [2]), Spot("weight_ptr", (7, 3), ALL)],
+        ),
+        Case(
+            "sum_parts._sum_parts_kernel",
+            lambda: sum_parts(draw(3, ROWS, 40), draw(ROWS, 40)),
+            of_y,
+            y,
+            [Spot("parts_ptr", (1, 2, 39), [2])],
         ),
         Case(
             "head_linear._head_linear_kernel",

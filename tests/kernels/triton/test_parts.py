@@ -1,0 +1,112 @@
+"""Products whose columns are cut into parts: the bits of a row are one, whoever adds the parts up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from headrace_kernels.dense import parts
+from headrace_kernels.dense.fp8_linear import TILE, fp8_linear, fp8_matrix
+from headrace_kernels.dense.linear import linear, tile_of
+from headrace_kernels.dense.parts import MOST_PROGRAMS, PROGRAMS, Parts, part_bytes, parts_of
+from headrace_kernels.dense.sum_parts import sum_parts, sum_parts_ref
+from helpers.kernels.e4m3 import NEEDS_E4M3
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = [torch.float32, torch.bfloat16]
+# Columns: one part; parts of one length; a last one that is shorter, and ends within a tile.
+SHAPES = [(7, 40), (40, 512), (33, 9 * 64 + 24), (70, 17 * 64)]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def both_ways(
+    monkeypatch: pytest.MonkeyPatch, multiply: Callable[[], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each part a program of its own, and all parts by one program."""
+    found: list[torch.Tensor] = []
+    for most in (1 << 30, 0):
+        monkeypatch.setattr(parts, "MOST_PROGRAMS", most)
+        found.append(multiply())
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_out", "n_in"), SHAPES)
+def test_a_product_is_the_same_split_or_whole(
+    n_out: int, n_in: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight = draw(35, n_in, dtype=dtype), draw(n_out, n_in, dtype=dtype, seed=1)
+    split, whole = both_ways(monkeypatch, lambda: linear(x, weight))
+    assert torch.equal(split, whole)
+    want = x.double() @ weight.double().T
+    relative = 1e-5 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(split.double(), want, rtol=relative, atol=relative * n_in**0.5)
+
+
+@NEEDS_E4M3
+@pytest.mark.parametrize(("n_out", "n_in"), [(7, 40), (40, 1024), (33, 9 * 128 + 24)])
+def test_a_quantised_product_is_the_same_split_or_whole(
+    n_out: int, n_in: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = draw(1, -(-n_in // 128), seed=2).abs()
+    weight = (draw(n_out, n_in, seed=1) * 100).to(torch.float8_e4m3fn)
+    x, matrix = draw(3, n_in, dtype=torch.bfloat16), fp8_matrix([(weight, scale)])
+    split, whole = both_ways(monkeypatch, lambda: fp8_linear(x, matrix))
+    assert torch.equal(split, whole) and split.any()
+
+
+def test_a_row_does_not_depend_on_the_rows_that_make_a_product_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parts, "MOST_PROGRAMS", 6)  # three parts of two tiles of outputs
+    x, weight = draw(70, 12 * 64), draw(50, 12 * 64, seed=1)
+    cut, (rows_tile, out_tile, in_tile) = parts_of(2, 12), tile_of(4)
+    assert (cut.count, -(-50 // out_tile), in_tile) == (3, 2, 64)
+    assert cut.split(1, 2) and not cut.split(-(-70 // rows_tile), 2)
+    together = linear(x, weight)
+    for row in (0, 31, 69):
+        assert torch.equal(linear(x[row : row + 1].contiguous(), weight)[0], together[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 3), (5, 300), (2, 7, 40)])
+def test_parts_are_added_in_their_order(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    sums = draw(*shape) * 10.0 ** draw(*shape, seed=1).round()
+    got, want = (
+        f(sums, sums.new_empty(shape[1:], dtype=dtype)) for f in (sum_parts, sum_parts_ref)
+    )
+    assert torch.equal(got, want)
+
+
+def test_parts_cover_the_columns_and_none_is_empty() -> None:
+    for out_tiles, steps in product(
+        [0, 1, 3, 33, 112, 255, 256, 2020], [0, 1, 3, 4, 7, 8, 56, 112, 113]
+    ):
+        cut = parts_of(out_tiles, steps)
+        assert cut.count >= (steps > 0)
+        assert (cut.count - 1) * cut.steps < max(steps, 1) <= max(cut.count * cut.steps, 1)
+        if cut.count > 1:
+            assert cut.steps >= 4 and cut.count * out_tiles <= PROGRAMS
+    assert parts_of(8, 112) == Parts(28, 4)  # the router of DeepSeek-R1
+    assert parts_of(33, 56) == Parts(7, 8)  # what makes its latents
+    assert parts_of(2020, 112) == Parts(1, 112)  # its head
+
+
+def test_what_sums_take_is_bounded_and_grows_with_the_rows_until_there_are_enough() -> None:
+    tile = tile_of(4)
+    assert part_bytes(1, 256, 7168, tile) == 28 * 256 * 4
+    most = part_bytes(1 << 20, 256, 7168, tile)
+    rows = MOST_PROGRAMS // (8 * 28) * tile[0]
+    assert most == part_bytes(rows, 256, 7168, tile) == 28 * rows * 256 * 4
+    assert part_bytes(rows, 129_280, 7168, tile_of(2)) == 0
+    for n_out, n_in in product([64, 2_112, 7_168, 16_384], [512, 7_168, 18_432]):
+        assert part_bytes(1 << 20, n_out, n_in, TILE) <= MOST_PROGRAMS * TILE[0] * TILE[1] * 4
