@@ -63,9 +63,9 @@ def fp8_matrix(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Fp8Matrix:
     )
 
 
-@triton.jit(do_not_specialize=["rows", "parts", "part_blocks"])
+@triton.jit(do_not_specialize=["rows", "parts", "part_steps"])
 def _fp8_linear_kernel(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, row_block_ptr, y_ptr, rows, n_out, n_in, in_blocks, parts, part_blocks,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, row_block_ptr, y_ptr, rows, n_out, n_in, in_blocks, parts, part_steps,
     ROWS_TILE: tl.constexpr, OUT_TILE: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64) * ROWS_TILE + tl.arange(0, ROWS_TILE)
@@ -76,7 +76,8 @@ def _fp8_linear_kernel(
     total = tl.zeros((ROWS_TILE, OUT_TILE), dtype=tl.float32)
     for part in range(first, first + parts):
         acc = tl.zeros((ROWS_TILE, OUT_TILE), dtype=tl.float32)
-        for block in range(part * part_blocks, tl.minimum((part + 1) * part_blocks, in_blocks)):
+        for step in range(part_steps):  # past the last column zeros are added
+            block = part * part_steps + step
             k = block * BLOCK + tl.arange(0, BLOCK)
             x = tl.load(
                 x_ptr + row[:, None] * n_in + k[None, :],
@@ -86,8 +87,11 @@ def _fp8_linear_kernel(
                 weight_ptr + out[None, :] * n_in + k[:, None],
                 mask=(out[None, :] < n_out) & (k[:, None] < n_in), other=0.0,
             )  # fmt: skip
-            x_scale = tl.load(x_scale_ptr + row * in_blocks + block, mask=row < rows, other=0.0)
-            w_scale = tl.load(scale_ptr + scale_at + block, mask=out < n_out, other=0.0)
+            there = block < in_blocks
+            x_scale = tl.load(
+                x_scale_ptr + row * in_blocks + block, mask=(row < rows) & there, other=0.0
+            )
+            w_scale = tl.load(scale_ptr + scale_at + block, mask=(out < n_out) & there, other=0.0)
             x, w = widen(x, wide, INTERPRET), widen(w, wide, INTERPRET)
             product = tl.dot(x, w, input_precision="ieee")
             acc += product * (x_scale[:, None] * w_scale[None, :])

@@ -32,9 +32,9 @@ def tile_of(element_bytes: int) -> tuple[int, int, int]:
     return ROWS_TILE, OUT_TILE, IN_TILE
 
 
-@triton.jit(do_not_specialize=["rows", "parts", "part_in"])
+@triton.jit(do_not_specialize=["rows", "parts", "part_steps"])
 def _linear_kernel(
-    x_ptr, weight_ptr, y_ptr, rows, n_out, n_in, parts, part_in,
+    x_ptr, weight_ptr, y_ptr, rows, n_out, n_in, parts, part_steps,
     ROWS_TILE: tl.constexpr, OUT_TILE: tl.constexpr, IN_TILE: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64) * ROWS_TILE + tl.arange(0, ROWS_TILE)
@@ -43,8 +43,8 @@ def _linear_kernel(
     total = tl.zeros((ROWS_TILE, OUT_TILE), dtype=tl.float32)
     for part in range(first, first + parts):
         acc = tl.zeros((ROWS_TILE, OUT_TILE), dtype=tl.float32)
-        for start in range(part * part_in, tl.minimum((part + 1) * part_in, n_in), IN_TILE):
-            k = start + tl.arange(0, IN_TILE)
+        for step in range(part_steps):  # past the last column zeros are added
+            k = (part * part_steps + step) * IN_TILE + tl.arange(0, IN_TILE)
             x = tl.load(
                 x_ptr + row[:, None] * n_in + k[None, :],
                 mask=(row[:, None] < rows) & (k[None, :] < n_in), other=0.0,
@@ -82,7 +82,7 @@ def linear(
     split = parts.split(row_tiles, out_tiles)
     sums = y.new_empty(parts.count, rows, n_out, dtype=torch.float32) if split else y
     _linear_kernel[(out_tiles, row_tiles, parts.count if split else 1)](
-        x, weight, sums, rows, n_out, n_in, 1 if split else parts.count, parts.steps * in_tile,
+        x, weight, sums, rows, n_out, n_in, 1 if split else parts.count, parts.steps,
         ROWS_TILE=rows_tile, OUT_TILE=out_tile, IN_TILE=in_tile, INTERPRET=INTERPRET,
     )  # fmt: skip
     return sum_parts(sums, y) if split else y
