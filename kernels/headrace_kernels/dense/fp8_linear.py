@@ -87,11 +87,9 @@ def _fp8_linear_kernel(
                 weight_ptr + out[None, :] * n_in + k[:, None],
                 mask=(out[None, :] < n_out) & (k[:, None] < n_in), other=0.0,
             )  # fmt: skip
-            there = block < in_blocks
-            x_scale = tl.load(
-                x_scale_ptr + row * in_blocks + block, mask=(row < rows) & there, other=0.0
-            )
-            w_scale = tl.load(scale_ptr + scale_at + block, mask=(out < n_out) & there, other=0.0)
+            scaled_by = tl.minimum(block, in_blocks - 1)
+            x_scale = tl.load(x_scale_ptr + row * in_blocks + scaled_by, mask=row < rows, other=0.0)
+            w_scale = tl.load(scale_ptr + scale_at + scaled_by, mask=out < n_out, other=0.0)
             x, w = widen(x, wide, INTERPRET), widen(w, wide, INTERPRET)
             product = tl.dot(x, w, input_precision="ieee")
             acc += product * (x_scale[:, None] * w_scale[None, :])
