@@ -6,8 +6,8 @@ scale    [blocks of out, ceil(in / 128)]  float32; weight = e4m3 * scale of its 
 row_block  [out]                      int32; the row of `scale` that an output has
 y        [rows, out]
 Cost: 2 * rows * in * out flops; weight bytes bound it below about 350 rows on an H200, the tensor cores above.
-Source: DeepSeek-V3 2024, section 3.3 (fine-grained quantisation, sums promoted to float32 every 128 columns). Compiled
-for compute capability 9.0, not run on a GPU yet; e4m3 products need 8.9 at least.
+Source: DeepSeek-V3 2024, section 3.3 (fine-grained quantisation, sums promoted to float32 every 128 columns). Run on an
+H100; e4m3 products need compute capability 8.9 at least.
 
 `row_block` is `output // 128` in a matrix as stored. Stacked matrices keep their own blocks through it, whatever their
 heights are.

@@ -9,3 +9,10 @@ NEEDS_E4M3 = needs(
     "this GPU has no e4m3",
     here=not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9),
 )
+
+E4M3_MAX = 448.0
+
+
+def e4m3(x: torch.Tensor) -> torch.Tensor:
+    """The nearest values; what is too large becomes the largest one. By itself torch makes NaN of it, on a GPU alone."""
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)

@@ -1,8 +1,8 @@
 """Block-scaled e4m3 products in Triton against their torch references, and to the bit against themselves.
 
 Quantisation is exact on both sides. Products of e4m3 values are exact in float32, so sums differ by their order only:
-some 1e-6 relative to the size of the terms. Tensor cores of compute capability 9.0 keep fewer bits within 128 columns,
-hence 1e-3 there (a guess until it is run).
+some 1e-6 relative to the size of the terms. Tensor cores of compute capability 9.0 keep fewer bits within 128 columns:
+1.07e-3 was seen on an H100.
 """
 
 import itertools
@@ -26,10 +26,10 @@ from headrace_kernels.moe.fp8_grouped_linear import (
     fp8_grouped_linear_ref,
 )
 from headrace_kernels.moe.permute import permute_ref
-from helpers.kernels.e4m3 import NEEDS_E4M3
+from helpers.kernels.e4m3 import NEEDS_E4M3, e4m3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-RELATIVE = 1e-3 if torch.cuda.is_available() else 2e-6
+RELATIVE = 2e-3 if torch.cuda.is_available() else 2e-6
 pytestmark = [NEEDS_E4M3, pytest.mark.matrix]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 ROUNDING = {
@@ -48,7 +48,7 @@ def draw_matrix(heights: list[int], n_in: int, seed: int = 0) -> Fp8Matrix:
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
     for i, height in enumerate(heights):
         blocks = (-(-height // BLOCK), -(-n_in // BLOCK))
-        weight = (draw(height, n_in, seed=seed + i) * 100).to(torch.float8_e4m3fn)
+        weight = e4m3(draw(height, n_in, seed=seed + i) * 100)
         parts.append((weight, draw(*blocks, seed=seed + 50 + i).abs() / 100))
     return fp8_matrix(parts)
 

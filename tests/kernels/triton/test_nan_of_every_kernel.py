@@ -41,7 +41,7 @@ from headrace_kernels.moe.grouped_linear import grouped_linear
 from headrace_kernels.moe.permute import permute, permute_ref
 from headrace_kernels.moe.route import route
 from headrace_kernels.ops import Routing
-from helpers.kernels.e4m3 import NEEDS_E4M3
+from helpers.kernels.e4m3 import NEEDS_E4M3, e4m3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 E4M3 = torch.float8_e4m3fn
@@ -152,7 +152,7 @@ OF_EXPERT_1 = [1, 2]
 
 
 def a_matrix(seed: int = 0) -> Fp8Matrix:
-    weight = (draw(40, 200, seed=seed) * 100).to(E4M3)
+    weight = e4m3(draw(40, 200, seed=seed) * 100)
     return fp8_matrix([(weight, draw(1, 2, seed=seed + 50).abs() / 100)])
 
 

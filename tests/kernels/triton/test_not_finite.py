@@ -43,7 +43,7 @@ from headrace_kernels.moe.permute import permute_ref
 from headrace_kernels.moe.route import route, route_ref
 from headrace_kernels.ops import Routing
 from headrace_kernels.torch_mla import TRITON
-from helpers.kernels.e4m3 import NEEDS_E4M3
+from helpers.kernels.e4m3 import NEEDS_E4M3, e4m3
 from helpers.models.broken_deepseek import (
     NOT_FINITE,
     PROMPT,
@@ -175,7 +175,7 @@ def test_quantise_rows(dtype: torch.dtype, bad: float) -> None:
 
 def a_matrix(n_out: int, n_in: int, seed: int = 0) -> Fp8Matrix:
     blocks = (-(-n_out // BLOCK), -(-n_in // BLOCK))
-    weight = (draw(n_out, n_in, seed=seed) * 100).to(E4M3)
+    weight = e4m3(draw(n_out, n_in, seed=seed) * 100)
     return fp8_matrix([(weight, draw(*blocks, seed=seed + 50).abs() / 100)])
 
 

@@ -15,7 +15,7 @@ from headrace_kernels.dense.fp8_linear import TILE, fp8_linear, fp8_matrix
 from headrace_kernels.dense.linear import linear, tile_of
 from headrace_kernels.dense.parts import MOST_PROGRAMS, PROGRAMS, Parts, part_bytes, parts_of
 from headrace_kernels.dense.sum_parts import sum_parts, sum_parts_ref
-from helpers.kernels.e4m3 import NEEDS_E4M3
+from helpers.kernels.e4m3 import NEEDS_E4M3, e4m3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -58,7 +58,7 @@ def test_a_quantised_product_is_the_same_split_or_whole(
     n_out: int, n_in: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scale = draw(1, -(-n_in // 128), seed=2).abs()
-    weight = (draw(n_out, n_in, seed=1) * 100).to(torch.float8_e4m3fn)
+    weight = e4m3(draw(n_out, n_in, seed=1) * 100)
     x, matrix = draw(3, n_in, dtype=torch.bfloat16), fp8_matrix([(weight, scale)])
     split, whole = both_ways(monkeypatch, lambda: fp8_linear(x, matrix))
     assert torch.equal(split, whole) and split.any()
