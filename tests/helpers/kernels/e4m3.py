@@ -14,5 +14,5 @@ E4M3_MAX = 448.0
 
 
 def e4m3(x: torch.Tensor) -> torch.Tensor:
-    """The nearest values; what is too large becomes the largest one. By itself torch makes NaN of it, on a GPU alone."""
+    """The nearest values; what is too large becomes the largest one. Torch itself makes NaN of it, on a GPU alone."""
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
