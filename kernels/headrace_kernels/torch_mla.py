@@ -34,6 +34,7 @@ from headrace_kernels.ops import (
     Routing,
     layer_groups,
 )
+from headrace_kernels.recordings import Form
 from headrace_kernels.torch_ops import (
     Kernels,
     TorchMatrix,
@@ -101,7 +102,7 @@ class TorchMlaBackend(TorchWeights):
         kernels: MlaKernels,
         kv_dtype: str | None = None,
     ) -> None:
-        super().__init__(dtype=dtype, device=device)
+        super().__init__(dtype=dtype, device=device, recorded=kernels is TRITON)
         self.attention = attention
         self.kernels = kernels
         self.kv_dtype: torch.dtype = getattr(torch, kv_dtype or dtype)
@@ -120,6 +121,7 @@ class TorchMlaBackend(TorchWeights):
         )
         # Rows that draft passes may read: of the main pass, and of the last draft pass.
         self.kept: dict[bool, torch.Tensor] = {}
+        self.alone = True  # no layer has experts on other ranks
         self.groups_after = groups_after(a.layers)
         self.cos_sin = self.turns(a)  # [context_tokens, rope_dim]
 
@@ -186,6 +188,7 @@ class TorchMlaBackend(TorchWeights):
         shared: GatedMlp | None,
         dispatch: Dispatch | None,
     ) -> experts.Experts:
+        self.alone &= dispatch is None or isinstance(dispatch, SingleRank)
         return experts.Experts(
             gate=tensor_of(gate).to(self.device, torch.float32),
             bias=tensor_of(bias).to(self.device, torch.float32),
@@ -231,6 +234,8 @@ class TorchMlaBackend(TorchWeights):
 
     def allocate_kv(self, num_blocks: int) -> None:
         self.kv, self.tails, self.kept = [], None, {}  # so that old and new never exist together
+        if self.recordings is not None:
+            self.recordings.forget()
         a = self.attention
         shape = (num_blocks, a.block_tokens, self.entry_width * self.kv_dtype.itemsize)
         empty = partial(torch.zeros, dtype=torch.uint8, device=self.device)
@@ -259,8 +264,7 @@ class TorchMlaBackend(TorchWeights):
     def compile(self, describe: Callable[[MlaStep], Any]) -> Compiled:
         @torch.inference_mode()
         def run(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
-            step = TorchMlaStep(self, batch, progress)
-            return cast("torch.Tensor", describe(step)).float()
+            return self.computed(TorchMlaStep(self, batch, progress), describe)
 
         return run
 
@@ -292,22 +296,39 @@ class TorchMlaStep(TorchValues):
         super().__init__(batch, backend, backend.kernels.base)
         self._backend = backend
         self._progress = progress
-        self._tables = self._here(batch.block_tables)
+        # Drafts read what a pass before them kept.
+        draws_on = progress is not None or backend.attention.mtp or self._pool_rows is not None
+        self._recordable &= backend.alone and not draws_on
+        self._block_tables = self._tables(batch)
         self._positions = self._here(batch.positions)
         self._slots = self._here(batch.slots)
         self._row_seqs = self._here(_row_seqs(batch))
         self._first_keys = torch.zeros(batch.seqs, dtype=torch.int32, device=backend.device)
-        self._prompt = None if batch.prompt_lens is None else _Prompt(batch, backend.device)
+        self._prompt = _Prompt.of(batch, backend.device)
+        self._recordable &= self._prompt is None
         a = backend.attention
         absorbed = slice(None) if self._prompt is None else self._prompt.other_rows
         self._plan = mla_attention.attention_plan(
-            batch.positions[absorbed], heads=a.heads, kv_lora=a.kv_lora_rank, device=backend.device
+            batch.positions[absorbed],
+            heads=a.heads,
+            kv_lora=a.kv_lora_rank,
+            device=backend.device,
+            padded=self._recordable,
         )
         # The newest row of each block that is written into.
         offsets = batch.slots % backend.attention.block_tokens
         newest = offsets == backend.attention.block_tokens - 1
         newest[batch.seq_starts[1:][np.diff(batch.seq_starts) > 0] - 1] = True
         self._newest = self._here(np.flatnonzero(newest))
+
+    def form(self) -> Form | None:
+        """For `Recordings`."""
+        return tuple(self._plan.launches) if self._recordable else None
+
+    def inputs(self) -> list[torch.Tensor]:
+        plan = [self._plan.works, self._plan.rows]
+        rows = [self._positions, self._slots, self._row_seqs, self._newest]
+        return [*super().inputs(), self._block_tables, *rows, *plan]
 
     def _here(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return upload(array, self._backend.device)
@@ -375,7 +396,7 @@ class TorchMlaStep(TorchValues):
             q,
             kv_b,
             self._backend.kv[layer],
-            self._tables,
+            self._block_tables,
             row_seqs,
             positions,
             self._first_keys,
@@ -388,16 +409,15 @@ class TorchMlaStep(TorchValues):
     ) -> torch.Tensor:
         """Prompt rows with expanded keys and values, the others absorbed."""
         out = q.new_empty(*q.shape[:2], self._backend.attention.v_dim)
-        if len(prompt.rows):
-            out[prompt.rows] = self._backend.kernels.mla_prefill(
-                q[prompt.rows],
-                kv_b,
-                self._backend.kv[layer],
-                self._tables[prompt.seqs],
-                self._first_keys[prompt.seqs],
-                prompt.plan,
-                scale=self._backend.attention.scale,
-            )
+        out[prompt.rows] = self._backend.kernels.mla_prefill(
+            q[prompt.rows],
+            kv_b,
+            self._backend.kv[layer],
+            self._block_tables[prompt.seqs],
+            self._first_keys[prompt.seqs],
+            prompt.plan,
+            scale=self._backend.attention.scale,
+        )
         if len(prompt.others):
             row_seqs, positions = self._row_seqs[prompt.others], self._positions[prompt.others]
             out[prompt.others] = self._absorbed(q[prompt.others], kv_b, layer, row_seqs, positions)
@@ -450,6 +470,14 @@ class TorchDraftStep(TorchMlaStep):
 
 class _Prompt:
     """Which rows of a batch are prompt: in each sequence the first ones."""
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> _Prompt | None:
+        """`None` where no row is."""
+        if batch.prompt_lens is None:
+            return None
+        before = batch.context_lens - np.diff(batch.seq_starts)
+        return cls(batch, device) if (before < batch.prompt_lens).any() else None
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
         assert batch.prompt_lens is not None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from headrace_kernels.attention import paged_attention, rope
@@ -27,10 +28,13 @@ from headrace_kernels.ops import (
     StepKind,
     layer_groups,
 )
+from headrace_kernels.recordings import Form, Recordings
 from headrace_kernels.upload import Weights, tensor_of, upload
 
 if TYPE_CHECKING:
     from headrace_kernels.batch import Batch
+
+TABLE_BLOCKS = 16  # by which the block tables of steps that may be recorded become wider
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,15 @@ class TorchMatrix:
 class TorchWeights:
     """What all torch backends share: weights and values in `dtype` on `device`, and the work queue of that."""
 
-    def __init__(self, *, dtype: str, device: str) -> None:
+    def __init__(self, *, dtype: str, device: str, recorded: bool) -> None:
+        """With `recorded` steps of answers are recorded where the device can (recordings.py)."""
         self.device = torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.dtype_name = dtype
         self.keeps_fp8 = False  # until such a weight comes
         self.pooled = torch.empty(0, 0)  # of the last pass that pools rows
+        recorded &= self.device.type == "cuda"
+        self.recordings = Recordings(self.device) if recorded else None
 
     def matrix(self, parts: Sequence[Weights], bias: Weights | None = None) -> TorchMatrix:
         stacked = torch.cat([self.vector(part) for part in parts])
@@ -103,6 +110,12 @@ class TorchWeights:
     @property
     def step(self) -> StepKind:
         return StepKind(element_bytes=self.dtype.itemsize, torch=True, fp8=self.keeps_fp8)
+
+    def computed(self, step: TorchValues, describe: Callable[[Any], Any]) -> torch.Tensor:
+        """The results of a step, in float32."""
+        if self.recordings is None:
+            return cast("torch.Tensor", describe(step)).float()
+        return self.recordings.run(step, lambda: describe(step))
 
     @property
     def ahead_on(self) -> torch.device | None:
@@ -129,7 +142,7 @@ class TorchBackend(TorchWeights):
     """Weights, values and cache in `dtype` ("float32", "bfloat16", "float16") on `device`."""
 
     def __init__(self, attention: Attention, *, dtype: str, device: str, kernels: Kernels) -> None:
-        super().__init__(dtype=dtype, device=device)
+        super().__init__(dtype=dtype, device=device, recorded=kernels is TRITON)
         self.attention = attention
         self.kernels = kernels
         a = attention
@@ -146,6 +159,8 @@ class TorchBackend(TorchWeights):
 
     def allocate_kv(self, num_blocks: int) -> None:
         self.kv = []  # so that old and new never exist together
+        if self.recordings is not None:
+            self.recordings.forget()
         empty = partial(torch.zeros, num_blocks, *self._kv_shape)
         self.kv = [
             (
@@ -172,7 +187,7 @@ class TorchBackend(TorchWeights):
     def compile(self, describe: Callable[[ForwardPass], Any]) -> Compiled:
         @torch.inference_mode()
         def run(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
-            return cast("torch.Tensor", describe(TorchStep(self, batch, progress))).float()
+            return self.computed(TorchStep(self, batch, progress), describe)
 
         return run
 
@@ -205,6 +220,19 @@ class TorchValues:
         self._logit_rows = upload(batch.logit_rows, device)
         pools = batch.pool_rows
         self._pool_rows = None if pools is None else upload(pools, device)
+        # One row of each sequence, which no one else waits for.
+        self._recordable = weights.recordings is not None and batch.rows == batch.seqs
+
+    def _tables(self, batch: Batch) -> torch.Tensor:
+        """Block tables; where a step may be recorded, as wide as those of steps whose contexts are somewhat longer."""
+        tables = batch.block_tables
+        if self._recordable:
+            tables = np.pad(tables, ((0, 0), (0, -tables.shape[1] % TABLE_BLOCKS)))
+        return upload(tables, self._weights.device)
+
+    def inputs(self) -> list[torch.Tensor]:
+        """For `Recordings`."""
+        return [self._tokens, self._logit_rows]
 
     def embed(self, table: torch.Tensor) -> torch.Tensor:
         return table[self._tokens]
@@ -246,11 +274,13 @@ class TorchStep(TorchValues):
         self._backend = backend
         self._progress = progress
         device = backend.device
+        self._recordable &= progress is None and self._pool_rows is None
         self._positions = upload(batch.positions, device)
         self._slots = upload(batch.slots, device)
         self._sequences = [
-            upload(array, device)
-            for array in (batch.block_tables, batch.seq_starts, batch.context_lens)
+            self._tables(batch),
+            upload(batch.seq_starts, device),
+            upload(batch.context_lens, device),
         ]
         a = backend.attention
         self._plan = paged_attention.attention_plan(
@@ -259,7 +289,17 @@ class TorchStep(TorchValues):
             heads=a.heads,
             dim=a.head_dim,
             device=device,
+            padded=self._recordable,
         )
+
+    def form(self) -> Form | None:
+        """For `Recordings`."""
+        return tuple(self._plan.spans.launches) if self._recordable else None
+
+    def inputs(self) -> list[torch.Tensor]:
+        plan = self._plan
+        of_plan = [plan.tile_seq, plan.tile_row, plan.spans.works, plan.spans.rows]
+        return [*super().inputs(), self._positions, self._slots, *self._sequences, *of_plan]
 
     def rope_and_store_kv(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
         a = self._backend.attention

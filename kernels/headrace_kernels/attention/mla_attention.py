@@ -61,11 +61,17 @@ OTHERS = Tiles(heads=64, heads_per_warp=8)
 
 
 def attention_plan(
-    positions: NDArray[np.int32], *, heads: int, kv_lora: int, device: torch.device
+    positions: NDArray[np.int32],
+    *,
+    heads: int,
+    kv_lora: int,
+    device: torch.device,
+    padded: bool = False,
 ) -> SpanPlan:
-    """For rows at these positions, in the order of the queries, for all layers."""
+    """For rows at these positions, in the order of the queries, for all layers; `padded` for `span_plan`."""
     ones = np.ones(len(positions), dtype=np.int64)
-    return span_plan(ones, positions + 1, span=SPAN, width=row_width(heads, kv_lora), device=device)
+    width = row_width(heads, kv_lora)
+    return span_plan(ones, positions + 1, span=SPAN, width=width, device=device, padded=padded)
 
 
 @triton.jit(do_not_specialize=["max_blocks", "first_work", "works"])

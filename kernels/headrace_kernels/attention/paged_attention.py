@@ -60,8 +60,9 @@ def attention_plan(
     heads: int,
     dim: int,
     device: torch.device,
+    padded: bool = False,
 ) -> AttentionPlan:
-    """Rows of the sequences one after the other, as the step has them."""
+    """Rows of the sequences one after the other, as the step has them; `padded` for `span_plan`."""
     seqs: list[int] = []
     firsts: list[int] = []
     counts: list[int] = []
@@ -77,7 +78,9 @@ def attention_plan(
     return AttentionPlan(
         upload(np.array(seqs, dtype=np.int32), device),
         upload(np.array(firsts, dtype=np.int32), device),
-        span_plan(counts, contexts, span=SPAN, width=row_width(heads, dim), device=device),
+        span_plan(
+            counts, contexts, span=SPAN, width=row_width(heads, dim), device=device, padded=padded
+        ),
     )
 
 

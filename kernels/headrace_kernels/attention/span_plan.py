@@ -18,6 +18,9 @@ from headrace_kernels.upload import upload
 
 # Of spans that wait to be merged; a tile that alone has more gets what it needs.
 PART_BYTES = 1 << 29
+# Works of a step of answers are a multiple of it, so that steps whose contexts grow have the form of others.
+WORKS = 32
+BEYOND = 1 << 19  # a span after all keys: who works on it sees nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,18 @@ class SpanPlan:
 
 
 def span_plan(
-    row_counts: ArrayLike, contexts: ArrayLike, *, span: int, width: int, device: torch.device
+    row_counts: ArrayLike,
+    contexts: ArrayLike,
+    *,
+    span: int,
+    width: int,
+    device: torch.device,
+    padded: bool = False,
 ) -> SpanPlan:
     """For tiles of rows that follow one another. `contexts` are what the newest row of each tile sees.
 
-    `span` is in tokens; `width` are the floats of a row in the buffer.
+    `span` is in tokens; `width` are the floats of a row in the buffer. A `padded` plan is of tiles of one row, and has
+    works more than there are: they see nothing, and write to a place of the buffer that no row has.
     """
     counts = np.asarray(row_counts, dtype=np.int64)
     spans = -(-np.asarray(contexts, dtype=np.int64) // span)
@@ -73,6 +83,10 @@ def span_plan(
     at = parts_before[:-1] - first_part
     of_span = np.arange(len(tile)) - works_before[tile]
     works = np.stack((tile, of_span, at[tile] + of_span * counts[tile]))
+    if padded and len(launches) == 1 and (more := -len(tile) % WORKS):
+        assert (counts == 1).all(), "each work has one place in the buffer"
+        works = np.hstack((works, np.tile([[0], [BEYOND], [len(tile)]], more)))
+        launches = [SpanLaunch(range(len(tile) + more), launches[0].rows, len(tile) + more)]
     owner = np.arange(tiles).repeat(counts)
     in_tile = np.arange(len(owner)) - rows_before[owner]
     rows = np.stack((at[owner] + in_tile, counts[owner], spans[owner]))
