@@ -96,6 +96,7 @@ def build(
     weights = dataclasses.replace(weights, layers=[change(layer) for layer in weights.layers])
     model = Deepseek(config, weights, backend, plan.block_tokens)
     model.allocate_kv(_blocks(plan))
+    model.record_steps()  # as workers do
     return model
 
 

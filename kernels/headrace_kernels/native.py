@@ -66,6 +66,9 @@ class NativeBackend:
         self._hidden = self._drafted = np.empty((0, _tail(attention)), np.float32)
         self._pooled = np.empty((0, 0), np.float32)
 
+    def record_steps(self) -> None:
+        """A step is one program already."""
+
     def _program(self) -> _core.Program:
         a = self._attention
         if isinstance(a, Attention):

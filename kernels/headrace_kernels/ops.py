@@ -250,6 +250,10 @@ class Store(Protocol):
         """The device that still computes when a pass returns; `None` where none does."""
         ...
 
+    def record_steps(self) -> None:
+        """From now on start the kernels of a decode step at once, where the device can."""
+        ...
+
     def matrix(self, parts: Sequence[HostArray], bias: HostArray | None = None) -> LinearWeight:
         """Matrices `[out_i, in]` as one, stacked."""
         ...

@@ -102,7 +102,7 @@ class TorchMlaBackend(TorchWeights):
         kernels: MlaKernels,
         kv_dtype: str | None = None,
     ) -> None:
-        super().__init__(dtype=dtype, device=device, recorded=kernels is TRITON)
+        super().__init__(dtype=dtype, device=device)
         self.attention = attention
         self.kernels = kernels
         self.kv_dtype: torch.dtype = getattr(torch, kv_dtype or dtype)

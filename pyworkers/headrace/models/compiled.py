@@ -64,6 +64,9 @@ class CompiledModel:
         )
         return step_memory(self.config, shape)
 
+    def record_steps(self) -> None:
+        self._store.record_steps()
+
     def allocate_kv(self, num_blocks: int) -> None:
         self._store.allocate_kv(num_blocks)
 

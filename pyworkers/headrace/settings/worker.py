@@ -139,6 +139,14 @@ class WorkerSettings(EngineSettings, ParallelSettings):
         help="Where the model is computed. auto is a GPU if there is one, else the CPU.",
         in_serve=True,
     )
+    cuda_graphs: bool = setting(
+        "--no-cuda-graphs",
+        group=MODEL,
+        default=True,
+        means=False,
+        help="On a GPU start the kernels of a decode step one by one, rather than record such steps as CUDA graphs.",
+        in_serve=True,
+    )
     dtype: str = setting(
         "--dtype",
         group=MODEL,

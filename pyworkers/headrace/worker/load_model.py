@@ -119,6 +119,8 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         num_blocks = joined.least("KV blocks", num_blocks)
     check_cache(settings.context_tokens, num_blocks * sizes.block_tokens)
     allocate_kv(model, num_blocks, device)
+    if settings.cuda_graphs:
+        model.record_steps()
     lockstep = None if joined is None else joined.lockstep
     if model.ahead_on is None:
         log.info("no warm-up: on a CPU no kernel is compiled")

@@ -57,6 +57,9 @@ class ToyModel:
         del answers, context_tokens, mtp
         return StepMemory(lasting=0, attention=0, mlp=0, logits=4 * rows * self.vocab_size)
 
+    def record_steps(self) -> None:
+        """It has no kernels."""
+
     def allocate_kv(self, num_blocks: int) -> None:
         self.memory = PoolMemory(num_blocks * self.kv_block_bytes)
         cells = np.frombuffer(self.memory.view, np.int64)
