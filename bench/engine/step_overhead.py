@@ -82,6 +82,9 @@ class NoModel:
         logits[7 if right else 8] = 30
         self._guesses = self._logits if right else np.tile(logits, (rows, 1))
 
+    def record_steps(self) -> None:
+        """It has no kernels."""
+
     def allocate_kv(self, num_blocks: int) -> None:
         del num_blocks
 

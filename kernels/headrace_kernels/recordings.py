@@ -29,7 +29,7 @@ Replay: TypeAlias = Callable[[], None]
 Record: TypeAlias = Callable[[Callable[[], object]], Replay]
 
 
-class Step(Protocol):
+class RecordableStep(Protocol):
     """One forward pass."""
 
     def form(self) -> Form | None:
@@ -45,7 +45,7 @@ class Step(Protocol):
 class Recording:
     inputs: Sequence[torch.Tensor]
     replay: Replay
-    step: Step  # owns all that the launches read
+    step: RecordableStep  # owns all that the launches read
     rows: int
 
 
@@ -63,7 +63,7 @@ class Recordings:
         self._broken = False
         self.replayed = 0  # steps
 
-    def run(self, step: Step, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run(self, step: RecordableStep, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What `compute` gives for `step`, in float32. It is valid until the next call."""
         form = None if self._broken else step.form()
         if form is None:
@@ -99,7 +99,7 @@ class Recordings:
 
     def _recorded(
         self,
-        step: Step,
+        step: RecordableStep,
         inputs: Sequence[torch.Tensor],
         size: torch.Size,
         compute: Callable[[], torch.Tensor],
@@ -123,6 +123,11 @@ def cuda_graphs(device: torch.device) -> Record:
     """Recordings as CUDA graphs. They share their memory, as one runs after the other."""
 
     def record(launches: Callable[[], object]) -> Replay:
+        if not anchor:  # torch gives a pool up with the last graph in it, and takes no new one into it
+            anchor.append(graph_of(lambda: torch.zeros(1, device=device)))
+        return graph_of(launches).replay
+
+    def graph_of(launches: Callable[[], object]) -> torch.cuda.CUDAGraph:
         nonlocal pool
         pool = pool or torch.cuda.graph_pool_handle()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
@@ -136,7 +141,8 @@ def cuda_graphs(device: torch.device) -> Record:
             finally:
                 graph.capture_end()
         current.wait_stream(stream)
-        return graph.replay
+        return graph
 
     pool: Any = None
+    anchor: list[torch.cuda.CUDAGraph] = []
     return record

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SEQUENCE_TOKENS = 512  # that a sequence on a CPU has on average, prompt and answer; a guess
 CPU_SHARE = 0.25  # of the memory that is available at start: other workers run beside this one
 # Of what is free once weights are loaded and a step has what it needs; the rest is for what the allocator cannot put
-# together and for the driver. A guess, not run on a GPU yet.
+# together and for the driver. A guess.
 CUDA_SHARE = 0.93
 
 
