@@ -21,7 +21,8 @@ async fn ask_for(router: &TestRouter, headers: &str, fields: &str) -> Connection
 
 /// A request with a grammar that nobody sent before.
 async fn ask_with_grammar(router: &TestRouter, headers: &str, number: u32) -> Connection {
-    let fields = format!(r#""max_tokens": {number}, "guided_regex": "([a-z]{{1,40}}){{1,{number}}}""#);
+    let fields =
+        format!(r#""max_tokens": {number}, "guided_regex": "([a-z]{{1,40}}){{1,{number}}}""#);
     ask_for(router, headers, &fields).await
 }
 

@@ -102,6 +102,8 @@ mod tests {
         let object = |property: Value| json!({"type": "object", "properties": {"a": property}, "required": ["a"]});
         for (schema, want) in [
             (json!({"$ref": "#"}), Some("")),
+            (json!({"$ref": "#", "enum": [1]}), None),
+            (json!({"$ref": "#", "const": 1}), None),
             (object(json!({"$ref": "#"})), Some(".properties.a")),
             (object(json!({"type": "array", "items": {"$ref": "#"}})), None),
             (

@@ -20,7 +20,7 @@ const NODES_OF_WORK: u64 = 16;
 /// Tokens that an answer takes at a time where many came at once, and the work of one. The first is a guess, as is the second:
 /// a parser goes through some bytes.
 const PORTION: usize = 64;
-const WORK_OF_TOKEN: u64 = 30;
+pub(super) const WORK_OF_TOKEN: u64 = 30;
 
 /// Why an answer failed that gave way.
 const OVER_MEMORY: &str = "all grammars in use have grown to the memory that they may have, and this one is the largest; use a grammar with fewer and shorter patterns";
@@ -355,11 +355,10 @@ impl Follower {
     /// The answer takes all its tokens again, from its beginning.
     fn begin_again(&mut self) {
         let Some(start) = &self.start else { return };
+        debug_assert!(!self.is_behind(), "who is behind looks at no draft");
         self.matcher = Some(fresh(start));
         self.no_drafts = true;
-        let later = self.behind.split_off(self.behind_at.min(self.behind.len()));
         (self.behind, self.behind_at) = (std::mem::take(&mut self.given), 0);
-        self.behind.extend(later);
     }
 
     /// How many of these tokens may follow, one after the other. They are not taken.

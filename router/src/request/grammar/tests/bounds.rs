@@ -1,10 +1,14 @@
 //! Work and memory of answers.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::super::follower::WORK_OF_TOKEN;
+use super::super::memory::bytes_of_answer;
 use super::super::*;
 use super::{WORDS, follower, ids, may_follow, regex};
+use crate::core::frame::{Grammar, GrammarKind};
 
 fn fill(
     answer: &mut Follower,
@@ -20,17 +24,21 @@ fn fill(
 #[test]
 fn many_tokens_at_once_are_taken_in_portions() {
     let text = "a".repeat(200);
-    let mut answer = follower("a{1,300}b");
+    let mut answer = follower("a{1,300}cb");
     answer.advance_later(ids(&text));
-    assert!(!answer.advance(&ids("a")), "behind the others");
-    assert_eq!(answer.count_allowed(&ids("a")), 0);
-    let mut rounds = 0;
-    while fill(&mut answer, "", &mut |_| false) == (Masked::PutOff, vec![true]) {
+    assert!(!answer.advance(&ids("c")), "behind the others");
+    assert_eq!(answer.count_allowed(&ids("b")), 0);
+    let mut of_portions = Vec::new();
+    let mut spend = |work| {
+        of_portions.push(work);
+        false
+    };
+    while fill(&mut answer, "", &mut spend) == (Masked::PutOff, vec![true]) {
         assert!(!answer.finished());
-        rounds += 1;
     }
-    assert_eq!(rounds, 4, "64, 128, 192, 201");
-    assert_eq!(may_follow(&mut answer, ""), ["ab"]);
+    let tokens: Vec<u64> = of_portions[..4].iter().map(|work| work / WORK_OF_TOKEN).collect();
+    assert_eq!((tokens, of_portions.len()), (vec![64, 64, 64, 9], 5), "and the work of the mask");
+    assert_eq!(may_follow(&mut answer, ""), ["b"]);
     assert!(answer.advance(&ids("b")));
 }
 
@@ -98,6 +106,34 @@ fn memory_is_counted_as_answers_grow_and_given_back_as_they_end() {
     assert!(memory.bytes() < grown && memory.bytes() >= of_grammar);
     drop(compiled);
     assert_eq!(memory.bytes(), 0);
+}
+
+#[test]
+fn what_llguidance_does_not_tell_is_counted_by_the_source_and_the_items_of_a_mask() {
+    let of_source = |source: &str| {
+        let grammar = Grammar { kind: GrammarKind::Lark, source: source.into() };
+        vocabulary().compile(&grammar).unwrap().follower().bytes()
+    };
+    let short = of_source("start: /[a-z]+/");
+    let long = of_source(&format!("start: /[a-z]+/\n// {}", "x".repeat(1_000)));
+    assert_eq!(long - short, 64 * 1_004);
+    let grown = |tokens, items| bytes_of_answer(tokens, items) - bytes_of_answer(0, items);
+    assert_eq!((grown(10, 0), grown(10, 5)), (1_280, 1_280 + 10 * 5 * 16));
+    assert_eq!(bytes_of_answer(0, 5), 64 << 10);
+}
+
+#[test]
+fn the_oldest_of_what_nobody_uses_gives_way_and_what_is_put_again_takes_no_place() {
+    let known: KnownGrammars<u32> = KnownGrammars::new(2);
+    let names = ["a", "b", "c"].map(regex);
+    known.put(names[0].clone(), Ok(Arc::new(0)));
+    known.put(names[1].clone(), Ok(Arc::new(1)));
+    known.put(names[1].clone(), Ok(Arc::new(7)));
+    assert!(known.get(&names[0]).is_some(), "it is full, and nothing new came");
+    let once = Cell::new(true);
+    known.give_way(|| once.replace(false), |_| true);
+    let there = names.map(|name| known.get(&name).is_some());
+    assert_eq!(there, [true, false, false], "the other was used before it");
 }
 
 #[test]

@@ -219,6 +219,54 @@ fn an_answer_may_begin_like_a_marker_and_the_grammar_has_taken_its_tokens() {
 }
 
 #[test]
+fn what_begins_a_marker_is_no_answer_if_the_grammar_does_not_begin_so() {
+    let model = model(&THINK);
+    let mut answer = model.follower(&think(&model, None), Some("a+"));
+    answer.advance(&model.ids(&["<", "a"]));
+    let (mut mask, mut dead) = (vec![0; model.tokens.mask_words()], [false]);
+    answer.fill_masks(&[], &mut mask, &mut dead, &mut |_| true);
+    assert!(dead[0] && !answer.finished(), "nobody may have chosen it");
+}
+
+#[test]
+fn an_answer_that_may_yet_be_a_marker_is_not_complete() {
+    let model = model(&THINK);
+    let mut answer = model.follower(&think(&model, None), Some("<"));
+    assert!(!answer.advance(&model.ids(&["<"])) && !answer.finished());
+    answer.advance(&model.ids(&["think", ">", "b", "</think", ">"]));
+    assert!(!answer.finished());
+    assert!(answer.advance(&model.ids(&["<"])));
+}
+
+#[test]
+fn drafts_are_not_looked_at_while_it_is_open_whether_the_answer_reasons() {
+    let model = model(&THINK);
+    let drafts = model.ids(&["a", "b"]);
+    let mut answer = model.follower(&think(&model, None), Some("ab+"));
+    let (mut masks, mut dead) = (vec![0; 3 * model.tokens.mask_words()], [false; 3]);
+    answer.fill_masks(&drafts, &mut masks, &mut dead, &mut |_| true);
+    assert_eq!((dead, answer.count_allowed(&drafts)), ([false, true, true], 1));
+    answer.advance(&drafts[..1]);
+    let drafts = model.ids(&["b", "b"]);
+    answer.fill_masks(&drafts, &mut masks, &mut dead, &mut |_| true);
+    assert_eq!((dead, answer.count_allowed(&drafts)), ([false; 3], 2));
+}
+
+#[test]
+fn a_prompt_may_end_in_the_beginning_of_either_end_and_a_whole_end_begins_nothing() {
+    let model = model(&THINK);
+    let begun = |reasoning: Reasoning, begun| Reasoning { begin: vec![], begun, ..reasoning };
+    let too = Reasoning { ends_too: model.ids(&["<", "a"]), ..think(&model, None) };
+    let mut answer = model.follower(&begun(too, 1), Some("ab"));
+    answer.advance(&model.ids(&["a"]));
+    assert_eq!(model.next(&mut answer), ["a"], "the other end");
+    let all = u32::try_from(think(&model, None).end.len()).unwrap();
+    let mut reasons = model.follower(&begun(think(&model, None), all), Some("ab"));
+    reasons.advance(&model.ids(&["a", "</think"]));
+    assert_eq!(model.next(&mut reasons), model.all_but(&["END", ">\n", ">a"]));
+}
+
+#[test]
 fn an_answer_without_a_grammar_may_begin_like_a_marker() {
     let model = model(&THINK);
     let mut answer = model.follower(&think(&model, Some(0)), None);
