@@ -264,6 +264,8 @@ fn a_prompt_may_end_in_the_beginning_of_either_end_and_a_whole_end_begins_nothin
     let mut reasons = model.follower(&begun(think(&model, None), all), Some("ab"));
     reasons.advance(&model.ids(&["a", "</think"]));
     assert_eq!(model.next(&mut reasons), model.all_but(&["END", ">\n", ">a"]));
+    let mut none = model.follower(&begun(think(&model, Some(0)), all), Some("ab"));
+    assert_eq!(model.next(&mut none), ["</think"], "the budget is used up");
 }
 
 #[test]
