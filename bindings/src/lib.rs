@@ -43,7 +43,9 @@ mod _core {
     #[pymodule_export]
     use crate::ranks::{SharedExchange, SharedParcels, order_of_sends, plan_sends};
     #[pymodule_export]
-    use crate::router::{Router, check_key_line, check_router, router_flags, router_main};
+    use crate::router::{
+        Router, check_key_line, check_router, read_config, router_flags, router_main,
+    };
     #[pymodule_export]
     use crate::sampling::{edit_logits, highest_logits, race};
     #[pymodule_export]

@@ -1,5 +1,6 @@
 //! A router inside a Python process, on threads of its own.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,13 @@ pub(crate) fn router_main(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
 #[pyfunction]
 pub(crate) fn router_flags(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(pythonize(py, &cli::router_flags())?)
+}
+
+/// What a file of configuration says, one dict for each key.
+#[pyfunction]
+pub(crate) fn read_config(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    let file = py.detach(|| cli::ConfigFile::read(&path)).map_err(ConfigError::new_err)?;
+    Ok(pythonize(py, &file.settings)?)
 }
 
 #[pyfunction]

@@ -1,6 +1,7 @@
 """The Rust side of Headrace. stubtest compares this file with the build."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from os import PathLike
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, final
 
 import numpy as np
@@ -51,6 +52,7 @@ __all__ = [
     "order_of_sends",
     "plan_sends",
     "race",
+    "read_config",
     "router_flags",
     "router_main",
 ]
@@ -614,10 +616,31 @@ class _RouterFlag(TypedDict):
     """The flag may be given several times."""
     variable: str | None
     """The variable of the environment that is read where the flag is not given."""
+    reloads: bool
+    """The flag takes effect at SIGHUP where a file of configuration sets it."""
     help: str
 
 def router_flags() -> list[_RouterFlag]:
     """Every flag that the help of the router shows, in the order of the help."""
+
+class _ConfigSetting(TypedDict):
+    """A key of a file of configuration."""
+
+    command: str
+    """The table that it stands in."""
+    key: str
+    """A flag without its dashes."""
+    line: int
+    """Where it stands, counted from 1."""
+    value: bool | str | list[str]
+    """Texts as they would be typed, numbers too; a bool is for a flag that takes no value."""
+
+def read_config(path: str | PathLike[str]) -> list[_ConfigSetting]:
+    """What a file of configuration (TOML) says, in the order of its lines.
+
+    Raises `ConfigError` with the file and the line: it cannot be read, is longer than 1 MiB or no TOML, or has a table
+    that is no command's.
+    """
 
 def check_router(flags: Sequence[str], usage: str) -> None:
     """Raise `ConfigError` for what the router would refuse of `flags`; nothing is started, files are read.

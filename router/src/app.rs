@@ -2,22 +2,22 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use prometheus_client::registry::Registry as MetricRegistry;
 use tokio::time::Instant;
 
-use crate::config::Config;
+use crate::config::{Config, Names};
 use crate::decisions::Decisions;
 use crate::decisions::log::DecisionLog;
 use crate::fleet::{self, Registry, StartError};
 use crate::limits::key_ring::{KeyRing, KeysShown};
 use crate::limits::memory::Memory;
 use crate::limits::shares::Shares;
-use crate::log::LostLines;
 use crate::log::requests::RequestLog;
+use crate::log::{LostLines, change_filter};
 use crate::metrics::{Exposition, Metrics, Tasks, ThisProcess};
 use crate::process::feed::Feed;
 use crate::response_store::ResponseStore;
@@ -36,6 +36,8 @@ pub struct App {
     pub(crate) shares: Arc<Shares>,
     /// Keys that let somebody in.
     pub(crate) keys: Arc<KeyRing>,
+    /// Web origins whose pages may send requests, as they are now.
+    origins: RwLock<Arc<Names>>,
     pub(crate) memory: Memory,
     /// Responses that clients may ask for again.
     pub(crate) responses: ResponseStore,
@@ -47,6 +49,17 @@ pub struct App {
     exposed: MetricRegistry,
     metrics_pages: Mutex<HashMap<Exposition, (Instant, Bytes)>>,
 }
+
+/// Flags that [`App::change`] puts in force while the router serves, without their dashes.
+pub(crate) const CHANGEABLE: [&str; 7] = [
+    "api-key-file",
+    "admin-key-file",
+    "allowed-origins",
+    "max-streams",
+    "tenant-streams",
+    "log-level",
+    "log-requests-per-s",
+];
 
 /// Of a page of metrics that somebody has not read yet. A guess: scrapers come every few seconds.
 const METRICS_AGE: Duration = Duration::from_secs(1);
@@ -79,8 +92,10 @@ impl App {
         let keys = KeyRing::new(&config.http.access);
         let exposed = exposed(&metrics, &fleet, &keys);
         let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
+        let origins = RwLock::new(Arc::new(config.http.access.origins.clone()));
         Ok(Arc::new(Self {
             config,
+            origins,
             fleet,
             metrics,
             decisions,
@@ -93,6 +108,37 @@ impl App {
             exposed,
             metrics_pages: Mutex::default(),
         }))
+    }
+
+    /// Puts what can change of a configuration in force; `config` stays as it was at the start.
+    ///
+    /// # Errors
+    /// Why nothing of it was: whether there are keys at all is part of what the ports were opened for.
+    pub(crate) fn change(&self, new: &Config) -> Result<(), String> {
+        let access = &new.http.access;
+        let now = self.keys.now();
+        let (clients, operators) = (&access.keys.clients, &access.keys.operators);
+        for (whose, before, after) in [
+            ("clients", now.are_asked_of_clients(), !clients.is_empty()),
+            ("operators", now.are_asked_of_operators(), !operators.is_empty()),
+        ] {
+            if before != after {
+                return Err(format!(
+                    "whether {whose} need a key cannot change while the router serves: restart it, or take that back"
+                ));
+            }
+        }
+        change_filter(&new.log)?;
+        self.keys.replace(access);
+        *self.origins.write().expect("no holder panics") = Arc::new(access.origins.clone());
+        self.shares.change(new.bounds.streams, new.bounds.tenant_streams);
+        self.request_log.change(&new.log);
+        Ok(())
+    }
+
+    /// Web origins whose pages may send requests.
+    pub(crate) fn origins(&self) -> Arc<Names> {
+        Arc::clone(&self.origins.read().expect("no holder panics"))
     }
 
     /// The body of `/metrics`: the last one, while another client has not read it and for [`METRICS_AGE`] at most, so that

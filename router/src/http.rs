@@ -69,12 +69,8 @@ pub fn app(state: Arc<App>) -> Router {
         .route("/tokenizer_info", get(tokenize::info))
         .route("/tokenizer_info/{*name}", get(tokenize::info))
         .route_layer(from_fn(require_key));
-    let cors = access::cors(&state.config.http.access.origins);
-    let routes = finish(for_operators(&state).merge(for_clients), state, surface);
-    match cors {
-        Some(cors) => routes.layer(cors),
-        None => routes,
-    }
+    let cors = from_fn_with_state(Arc::clone(&state), access::cors);
+    finish(for_operators(&state).merge(for_clients), state, surface).layer(cors)
 }
 
 /// What operators are served where clients are not.

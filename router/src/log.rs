@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::{EnvFilter, reload};
 
 use self::lines::{Lines, Lost};
 use self::stderr::Stderr;
@@ -34,6 +34,11 @@ pub const LAST_LINES: Duration = Duration::from_millis(200);
 
 /// The log of this process; there is one stderr.
 static LINES: OnceLock<Lines> = OnceLock::new();
+
+/// Puts another filter in the place of the one that the log of this process began with.
+static CHANGE_FILTER: OnceLock<ChangeFilter> = OnceLock::new();
+
+type ChangeFilter = Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync>;
 
 /// Sends the log to stderr. Without effect where the process has a log already.
 ///
@@ -50,12 +55,32 @@ pub fn init_log(log: &LogConfig) -> io::Result<()> {
     let filter = EnvFilter::try_new(&log.filter).expect("checked by config");
     let format = tracing_subscriber::fmt().with_env_filter(filter).with_writer(ToLines);
     let format = format.with_ansi(io::stderr().is_terminal());
-    let begun = if log.json { format.json().try_init() } else { format.try_init() };
+    // the handle names the form in its type
+    let (begun, change): (_, ChangeFilter) = if log.json {
+        let format = format.json().with_filter_reloading();
+        let handle = format.reload_handle();
+        (format.try_init(), Box::new(move |filter| handle.reload(filter)))
+    } else {
+        let format = format.with_filter_reloading();
+        let handle = format.reload_handle();
+        (format.try_init(), Box::new(move |filter| handle.reload(filter)))
+    };
     if begun.is_ok() {
         // Rust's own hook writes to stderr itself, and would wait for it
         std::panic::set_hook(Box::new(log_panic));
+        let _ = CHANGE_FILTER.set(change); // it is the first: `LINES` let one in
     }
     Ok(())
+}
+
+/// Logs by another filter from now on. Without effect where the log is not this module's.
+///
+/// # Errors
+/// The log of this process is gone.
+pub(crate) fn change_filter(log: &LogConfig) -> Result<(), String> {
+    let Some(change) = CHANGE_FILTER.get() else { return Ok(()) };
+    let filter = EnvFilter::try_new(&log.filter).expect("checked by config");
+    change(filter).map_err(|error| error.to_string())
 }
 
 /// A line as it is, without time and level: the last words of a program that fails.

@@ -24,7 +24,7 @@ use crate::net::{self, tls};
 use crate::process::notify::Notifier;
 use crate::process::stopper::Stopper;
 
-pub use reload::ReloadRequest;
+pub use reload::{ReadConfig, ReloadRequest};
 use reload::{Watched, keep_fresh};
 use service::keep_told;
 use summary::keep_summing_up;
@@ -52,6 +52,8 @@ pub struct Server {
     /// Of clients, where they are served over TLS.
     tls: Option<Arc<TlsPort>>,
     reload: ReloadRequest,
+    /// Where there is a file of configuration.
+    read_config: Option<ReadConfig>,
     /// Connections of clients at a time.
     most: usize,
     stopper: Stopper,
@@ -89,7 +91,18 @@ impl Server {
         let notifier = service::notifier(&app.config.service).map_err(StartError::Notifier)?;
         let notifier = Arc::new(notifier);
         let (stopper, reload) = (Stopper::default(), ReloadRequest::default());
-        Ok(Self { app, operators, listener, address, tls, reload, most, stopper, notifier })
+        Ok(Self {
+            app,
+            operators,
+            listener,
+            address,
+            tls,
+            reload,
+            read_config: None,
+            most,
+            stopper,
+            notifier,
+        })
     }
 
     /// Where clients connect.
@@ -116,7 +129,12 @@ impl Server {
         &self.app
     }
 
-    /// Has it read files of keys and certificates again.
+    /// What is to be read again, before other files, when somebody asks for it.
+    pub fn reads_again(&mut self, config: ReadConfig) {
+        self.read_config = Some(config);
+    }
+
+    /// Has it read files of configuration, keys and certificates again.
     #[must_use]
     pub fn reload(&self) -> ReloadRequest {
         self.reload.clone()
@@ -125,7 +143,12 @@ impl Server {
     /// True if there are such files.
     #[must_use]
     pub fn has_files(&self) -> bool {
-        !Watched::of(&self.app, self.tls.as_deref(), self.operators.tls()).is_empty()
+        !self.watched().is_empty()
+    }
+
+    fn watched(&self) -> Vec<Watched> {
+        let (config, tls) = (self.read_config.as_ref(), self.tls.as_deref());
+        Watched::of(&self.app, config, tls, self.operators.tls())
     }
 
     /// True if clients are served over TLS.
@@ -142,7 +165,10 @@ impl Server {
 
     /// Serves until the stopper was used and, after a drain, the last answer ended.
     pub async fn serve(self) {
-        let Self { app, operators, listener, address, tls, reload, most, stopper, notifier } = self;
+        let watched = self.watched();
+        let Self {
+            app, operators, listener, address, tls, reload, most, stopper, notifier, ..
+        } = self;
         for warning in &app.config.http.access.warnings {
             tracing::warn!("{warning}");
         }
@@ -151,7 +177,6 @@ impl Server {
                 tracing::warn!("{warning}");
             }
         }
-        let watched = Watched::of(&app, tls.as_deref(), operators.tls());
         let watching = keep_fresh(watched, Arc::clone(&app.metrics), reload, Arc::clone(&notifier));
         let watching = tokio::spawn(watching);
         let watching = AbortOnDropHandle::new(watching);

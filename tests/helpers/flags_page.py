@@ -21,7 +21,8 @@ used, [limits](limits.md) what each bound protects.
 marked with *s*; those go to every worker that it starts. `--secret-file`, `--log-level` and `--log-format` are given
 once and reach the router and the workers. A flag is given once unless *repeatable* stands beside it, as `--flag VALUE`
 or `--flag=VALUE`, and is never abbreviated. A wrong flag ends the command with status 2 before anything starts, and the
-error has the nearest name.
+error has the nearest name. Every command but `bench`, `mock` and `sim` takes its flags from a file as well, `--config
+FILE` ([configuration](config.md)).
 """
 
 

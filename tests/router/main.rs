@@ -4,6 +4,7 @@
 
 mod blocks;
 mod codec;
+mod config_file;
 mod fake_worker;
 mod fleet;
 mod golden;

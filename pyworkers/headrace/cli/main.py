@@ -10,20 +10,22 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from headrace import logs
+from headrace.cli import plain_flags
 from headrace.cli.children.process import die_with_supervisor
 from headrace.cli.client import keys
+from headrace.cli.config_file import InForce, first_config, in_force
 from headrace.cli.parser import Parser
 from headrace.errors import CannotRun, ConfigError
 from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
 from headrace.extras import needs
 from headrace.settings import router, values
+from headrace.settings.config_file import TABLES
 from headrace.settings.fleet import FLEET_FLAGS
 from headrace.settings.plan import PLAN_FLAGS
 from headrace.settings.table import Flag, add_flags
-from headrace.settings.worker import DEVICES, DTYPES, WORKER_FLAGS, add_model, worker_settings
+from headrace.settings.worker import WORKER_FLAGS, add_model, worker_settings
 from headrace.version import VERSION
 
 SERVE_EXAMPLES = """\
@@ -116,32 +118,36 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0, 1 (failed), 2 (wrong arguments), 78 (not on this machine), 130 (Ctrl-C)."""
     die_with_supervisor()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = first_config(sys.argv[1:] if argv is None else argv)
     typed = arguments[0] if arguments else ""
     of_command: Parser | None = None
+    given = InForce({}, [])
     try:
-        if typed in NATIVE:  # their flags are their own
-            return NATIVE[typed](arguments[1:])
+        if typed in OWN_ARGUMENTS:
+            return OWN_ARGUMENTS[typed](arguments[1:])
         parser = make_parser(typed)
         of_command = parser.commands.get(typed)
         if of_command is not None:
             of_command.refuse_unknown(arguments[1:], lambda unknown: elsewhere(typed, unknown))
+            if typed in TABLES:
+                given = in_force(of_command, typed, arguments[1:])
+                arguments[1:] = given.words
         else:
             parser.refuse_unknown(arguments[:1])
             parser.refuse_command(arguments[:1])
-        args, words = parser.parse_known_args(arguments)
+        args, words = parser.parse_known_args(arguments, argparse.Namespace(given=given))
         if words:
             (of_command or parser).error(f"unrecognized arguments: {' '.join(words)}")
         typed = args.typed
         command: Callable[[argparse.Namespace], int] = args.command
         return command(args)
     except values.FlagError as error:
-        (of_command or make_parser(typed)).error(str(error))
+        (of_command or make_parser(typed)).error(given.located(str(error)))
     except values.SettingsError as error:
-        print(f"headrace {typed}: {error}", file=sys.stderr)
+        print(f"headrace {typed}: {given.located(str(error))}", file=sys.stderr)
         return EXIT_USAGE
     except ConfigError as error:  # its text is whole, with the usage
-        print(error, end="", file=sys.stderr)
+        print(given.located(str(error)), end="", file=sys.stderr)
         return EXIT_USAGE
     except CannotRun as error:
         print(f"headrace {typed}: {error}", file=sys.stderr)
@@ -173,6 +179,8 @@ def make_parser(typed: str) -> Parser:
             name, help=summary, description=description, epilog=examples, usage=usage
         )
         added.set_defaults(command=run, typed=name)
+        if name in TABLES and name != "router":  # which has the flag in its own table
+            plain_flags.add_config(added, name)
         parser.commands[name] = added
         return added
 
@@ -182,31 +190,34 @@ def make_parser(typed: str) -> Parser:
     if typed == "serve":
         _add_serve_arguments(serve)
     # for their lines of help: `main` hands these commands on before anything is parsed here
-    command("router", _version_command, "the router alone; workers dial in")
+    of_router = command("router", _version_command, "the router alone; workers dial in")
+    if typed == "router":
+        add_flags(of_router, router.router_flags().values())
     worker = command("worker", _worker, "one worker for a router", WORKER_EXAMPLES, WORKER_USAGE)
     add_model(worker)
     add_flags(worker, WORKER_FLAGS.values())
     keys.refuse(worker, "--secret", SECRET_FROM)
     chat = command("chat", _chat, "talk to a running server", CHAT_EXAMPLES)
-    _add_chat_arguments(chat)
+    plain_flags.add_chat(chat)
     explain = command("explain", _explain, "why a request went where it went", EXPLAIN_EXAMPLES)
-    _add_explain_arguments(explain)
+    plain_flags.add_explain(explain)
     top = command("top", _top, "the fleet and its traffic, live in a terminal", TOP_EXAMPLES)
-    _add_top_arguments(top)
+    plain_flags.add_top(top)
     drain = command("drain", _drain, "ask a worker to leave in good order", DRAIN_EXAMPLES)
-    _add_drain_arguments(drain)
+    plain_flags.add_drain(drain)
     key = command("key", _key, "draw an API key for a router", KEY_EXAMPLES, KEY_USAGE)
-    _add_key_arguments(key)
+    plain_flags.add_key(key)
     fetch = command("fetch", _fetch, "get a model now, so that `serve` starts offline")
-    _add_fetch_arguments(fetch)
+    plain_flags.add_fetch(fetch)
     convert = command(
         "convert", _convert, "re-express a llama model as another family", CONVERT_EXAMPLES
     )
-    _add_convert_arguments(convert)
+    plain_flags.add_convert(convert)
     plan = command(
         "plan", _plan, "GPUs and price of a fleet for a trace", PLAN_EXAMPLES, PLAN_USAGE
     )
     add_flags(plan, PLAN_FLAGS.values())
+    command("config", _version_command, "what a file of configuration says, and what is in force")
     command("bench", _version_command, "load, trace replay, comparison and plots")
     command("mock", _version_command, "workers without a model, by the hundred")
     command("sim", _version_command, "the scheduler over a trace, in virtual time")
@@ -250,179 +261,6 @@ def _add_serve_arguments(parser: Parser) -> None:
     parser.refuse("--drain-timeout", "it is gone: give --drain-timeout-ms, in milliseconds")
 
 
-def _add_chat_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:8000",
-        help="Where the server is. [default: %(default)s]",
-    )
-    parser.add_argument(
-        "--model", metavar="NAME", help="Model to talk to. [default: the first that is served]"
-    )
-    parser.add_argument(
-        "--system", metavar="TEXT", help="System message of the conversation. [default: none]"
-    )
-    keys.add_api_key(parser)
-    keys.add_tls(parser)
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="Temperature of sampling. 0 takes the likeliest token. [default: the model's own]",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=values.positive,
-        metavar="N",
-        help="Tokens of one answer at most. [default: as many as fit]",
-    )
-    parser.add_argument(
-        "--stats",
-        action="store_true",
-        help="After each answer, show its time to first token and its tokens per second.",
-    )
-
-
-def _add_explain_arguments(parser: Parser) -> None:
-    parser.add_argument("request_id", metavar="REQUEST_ID", help="The X-Request-ID of the answer.")
-    _add_operators_url(parser)
-    keys.add_api_key(parser)
-    keys.add_admin_key(parser)
-    keys.add_tls(parser)
-    parser.add_argument("--json", action="store_true", help="Print all that is known, as JSON.")
-
-
-def _add_operators_url(parser: Parser) -> None:
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:8000",
-        help="Where the server is: a URL, or unix:PATH of its --admin-listen. [default: %(default)s]",
-    )
-
-
-def _add_top_arguments(parser: Parser) -> None:
-    _add_operators_url(parser)
-    keys.add_admin_key(parser)
-    keys.add_tls(parser)
-    keys.refuse(parser, "--api-key", keys.ADMIN_KEY_FROM)
-    parser.add_argument("--once", action="store_true", help="Print one snapshot and end.")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="Print what the router sends, one JSON document on a line, instead of a table.",
-    )
-
-
-def _add_drain_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "worker", metavar="WORKER", help="Name of the worker, as GET /workers lists it."
-    )
-    parser.add_argument(
-        "--budget",
-        type=values.duration,
-        default=30.0,
-        metavar="TIME",
-        help="Time that running answers get to end, with a unit: 30s, 2m or 500ms, at most an hour. The others go on "
-        "at other workers. [default: 30s]",
-    )
-    parser.add_argument(
-        "--hand-over",
-        type=values.count,
-        default=4096,
-        metavar="BLOCKS",
-        help="Cached blocks that other workers take over at most, the hottest first. 0 hands none over. [default: "
-        "%(default)s]",
-    )
-    _add_operators_url(parser)
-    keys.add_admin_key(parser)
-    keys.add_tls(parser)
-    keys.refuse(parser, "--api-key", keys.ADMIN_KEY_FROM)
-    parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
-
-
-def _add_key_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("new",), help="new draws a key.")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="Name of the key in /metrics.")
-    for flag, value, text in (
-        (
-            "--tenant",
-            "TENANT",
-            "Whose key it is. Keys of one tenant share caches. [default: its own]",
-        ),
-        ("--models", "NAMES", "Models that it may use, with commas between them. [default: all]"),
-        ("--rpm", "N", "Requests that it may send in a minute. [default: any number]"),
-        (
-            "--tpm",
-            "N",
-            "Tokens of prompts and answers that it may use in a minute. [default: any number]",
-        ),
-        ("--streams", "N", "Answers that it may have at a time. [default: any number]"),
-        (
-            "--expires",
-            "DAY",
-            "Day, such as 2027-01-01, from which on it is no key any more. [default: none]",
-        ),
-    ):
-        parser.add_argument(flag, metavar=value, help=text)
-    parser.add_argument(
-        "--file",
-        type=Path,
-        metavar="FILE",
-        help="File to which the line is added; then only the key is printed. [default: both are printed]",
-    )
-
-
-def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="A hub id, or a folder or file to check. [default: SmolLM2-135M-Instruct]",
-    )
-    # `serve` runs this command before its workers: errors then name `serve`, and stdout gets what workers will make of
-    # the model rather than its place
-    hidden = argparse.SUPPRESS
-    parser.add_argument("--for", dest="typed", choices=("serve",), default="fetch", help=hidden)
-    parser.add_argument("--device", choices=DEVICES, default="auto", help=hidden)
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=hidden)
-    parser.add_argument("--context-tokens", type=values.positive, help=hidden)
-    parser.add_argument("--ep", type=values.positive, default=1, help=hidden)
-    parser.add_argument("--ep-redundant", type=values.count, default=0, help=hidden)
-    parser.add_argument("--ep-moves", action="store_true", help=hidden)
-
-
-def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="A llama model: a folder, a .gguf file or a hub id. smollm2 is the default model.",
-    )
-    parser.add_argument(
-        "--as",
-        dest="family",
-        required=True,
-        choices=("deepseek_v3",),
-        help="Family to write the model down as.",
-    )
-    parser.add_argument(
-        "--paired",
-        action="store_true",
-        help="Store each routed expert twice and let the model's router choose by the token, as in a real mixture.",
-    )
-    head = parser.add_mutually_exclusive_group()
-    head.add_argument(
-        "--mtp",
-        action="store_true",
-        help="Add the head for multi-token prediction that comes with headrace. For smollm2.",
-    )
-    head.add_argument(
-        "--mtp-head", metavar="FILE", help="Add a head that `python -m headrace.train_mtp` trained."
-    )
-    parser.add_argument(
-        "--out", required=True, metavar="DIR", help="Folder to make. It must not exist."
-    )
-
-
 def _serve(args: argparse.Namespace) -> int:
     from headrace.cli import serve
 
@@ -462,8 +300,20 @@ def _sim(arguments: list[str]) -> int:
     return _core.bench_main(["headrace", "sim", *arguments])
 
 
-# Commands that are programs in Rust and read their own arguments.
-NATIVE = {"router": _router, "bench": _bench, "mock": _mock, "sim": _sim}
+def _config(arguments: list[str]) -> int:
+    from headrace.cli import config
+
+    return config.run(arguments, make_parser)
+
+
+# Commands that read their own arguments. All but one are programs in Rust.
+OWN_ARGUMENTS = {
+    "router": _router,
+    "bench": _bench,
+    "mock": _mock,
+    "sim": _sim,
+    "config": _config,
+}
 
 
 def _worker(args: argparse.Namespace) -> int:

@@ -13,9 +13,11 @@ import importlib.util
 import secrets
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from headrace import logs
+from headrace.cli.config_file import InForce, given
 from headrace.cli.console import Printer, StopSignals
 from headrace.cli.private_folder import parents, private_folder
 from headrace.cli.serving.announce import announce
@@ -51,13 +53,15 @@ def run(args: argparse.Namespace, usage: str) -> int:
         raise MissingExtra(package, extra, "" if package == "numpy" else "--ep")
     host = router.value_of(kept, "--host")
     worker_listen = kept.last(router.WORKER_LISTEN)
+    reads, config_argv = file_of_router(given(args))
     checked = ServeSettings(
         host=host,
         port=free_port(host, int(router.value_of(kept, "--port"))),
         roles=fleet.roles(),
         model=worker.model,
         worker_argv=worker_argv(args),
-        router_argv=kept.argv(router.handed_on()),
+        router_argv=[*kept.argv(router.handed_on(reads)), *config_argv],
+        router_reads=tuple(reads),
         worker_listen=worker_listen and free_address(worker_listen),
         drain_timeout_s=int(router.value_of(kept, "--drain-timeout-ms")) / 1000,
         device=worker.device,
@@ -70,6 +74,20 @@ def run(args: argparse.Namespace, usage: str) -> int:
     )
     logs.never_wait(stdout=True)
     return asyncio.run(_serve_alone(checked))
+
+
+def file_of_router(found: InForce) -> tuple[list[str], list[str]]:
+    """Flags that the router is to read from the file, now and again at SIGHUP, and what has it do so.
+
+    What cannot be read twice, such as a pipe, is not for the router.
+    """
+    if found.path is None or not Path(found.path).is_file():
+        return [], []
+    changing = [flag.name for flag in router.serve_flags() if flag.reloads]
+    return [name for name in changing if name in found.file], [
+        f"--config={found.path}",
+        "--config-table=serve",
+    ]
 
 
 async def _serve_alone(config: ServeSettings) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from headrace.settings.table import Typed
 
 WORKER_LISTEN = "--worker-listen"
-# Where workers of this machine dial in is the business of `serve`.
-NOT_IN_SERVE = ("--worker-socket",)
+# Where workers of this machine dial in is the business of `serve`, and a file of configuration has a table for it.
+NOT_IN_SERVE = ("--worker-socket", "--config")
 
 
 @cache
@@ -35,6 +36,7 @@ def router_flags() -> dict[str, Flag]:
             default=row["default"],
             repeated=row["repeated"],
             variable=row["variable"],
+            reloads=row["reloads"],
         )
         for row in _core.router_flags()
     }
@@ -52,9 +54,14 @@ def serve_flags() -> list[Flag]:
     return list(flags.values())
 
 
-def handed_on() -> list[Flag]:
-    """The flags that the router of `serve` gets as they were typed; of the others `serve` makes something."""
-    return [f for name, f in router_flags().items() if name not in ("--port", WORKER_LISTEN)]
+def handed_on(read_by_router: Collection[str] = ()) -> list[Flag]:
+    """The flags that the router of `serve` gets as they were typed; of the others `serve` makes something.
+
+    `read_by_router`: flags that the router reads from a file of configuration itself.
+    """
+    made = ("--port", "--config", WORKER_LISTEN)
+    flags = [flag for name, flag in router_flags().items() if name not in made]
+    return [flag for flag in flags if flag.name not in read_by_router]
 
 
 def value_of(kept: Typed, name: str) -> str:
@@ -80,6 +87,13 @@ def check_router(kept: Typed, usage: str) -> None:
             "HEADRACE_SECRET, or certificates for workers and --worker-tls-client-ca FILE, or add "
             "--allow-anonymous-workers if everybody who can reach that address may be sent prompts"
         )
+
+
+def check_alone(kept: Typed, usage: str) -> None:
+    """Raise ConfigError for flags that `headrace router` would refuse. The text ends with `usage`."""
+    from headrace import _core
+
+    _core.check_router(kept.argv(router_flags().values()), usage)
 
 
 def workers_know(kept: Typed) -> bool:

@@ -36,6 +36,7 @@ class Flag:
     of_variable: Callable[[str], Any] = str  # reads that value; raises ArgumentTypeError
     means: bool = True  # of a flag without a value: what its field becomes
     in_serve: bool = False  # `serve` takes it, too, and hands it to its workers
+    reloads: bool = False  # takes effect at SIGHUP where a file of configuration sets it
 
     def checked(self, text: str | None) -> Any:
         """The value of the field. Raises ArgumentTypeError."""
@@ -134,7 +135,7 @@ def typed(args: argparse.Namespace) -> Typed:
 _KEPT = "typed_flags"
 
 
-class _Keep(argparse.Action):
+class Keep(argparse.Action):
     """Checks a value and keeps its text."""
 
     def __init__(
@@ -142,7 +143,7 @@ class _Keep(argparse.Action):
     ) -> None:
         nargs = 0 if flag.value is None else None
         super().__init__(option_strings, dest, nargs=nargs, default=argparse.SUPPRESS, **rest)
-        self._flag = flag
+        self.flag = flag
 
     def __call__(
         self,
@@ -152,7 +153,7 @@ class _Keep(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         del parser, option_string  # argparse gives them to every action
-        flag, kept = self._flag, typed(namespace)
+        flag, kept = self.flag, typed(namespace)
         if flag.name in kept and not flag.repeated:
             raise argparse.ArgumentError(self, "it was given twice; give it once")
         text = values if isinstance(values, str) else None
@@ -173,7 +174,7 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag]) -> None:
         groups[flag.group].add_argument(
             flag.name,
             *flag.also,
-            action=_Keep,
+            action=Keep,
             flag=flag,
             metavar=flag.value,
             help=flag.described().replace("%", "%%"),

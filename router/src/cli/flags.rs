@@ -3,7 +3,8 @@
 
 use clap::{Arg, ArgAction, CommandFactory as _};
 
-use super::{Cli, parse};
+use super::{Cli, Files, parse};
+use crate::app::CHANGEABLE;
 
 /// One flag of the router, as its help shows it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -24,6 +25,8 @@ pub struct RouterFlag {
     pub repeated: bool,
     /// The variable of the environment that is read where the flag is not given.
     pub variable: Option<String>,
+    /// The flag takes effect at SIGHUP where a file of configuration sets it.
+    pub reloads: bool,
     /// Sentences for people.
     pub help: String,
 }
@@ -36,8 +39,31 @@ pub fn router_flags() -> Vec<RouterFlag> {
     command.get_arguments().filter(|arg| shown(arg)).map(RouterFlag::of).collect()
 }
 
+/// The flag that names a file of configuration.
+pub(super) const CONFIG: &str = "config";
+pub(super) const CONFIG_TABLE: &str = "config_table";
+pub(super) const CONFIG_VARIABLE: &str = "HEADRACE_CONFIG";
+
+/// Variables of which clap knows nothing, as an empty one counts for none. Those of keys hold what the file would.
+const VARIABLES: [(&str, &str); 4] = [
+    (CONFIG, CONFIG_VARIABLE),
+    ("secret-file", "HEADRACE_SECRET"),
+    ("api-key-file", "HEADRACE_API_KEY"),
+    ("admin-key-file", "HEADRACE_ADMIN_KEY"),
+];
+
+/// The variable of the environment that counts where the flag was not given.
+pub(super) fn variable_of(arg: &Arg) -> Option<String> {
+    let known = arg.get_env().map(|name| name.to_string_lossy().into_owned());
+    known.or_else(|| {
+        let mut others = VARIABLES.iter();
+        let found = others.find(|(flag, _)| arg.get_long() == Some(*flag));
+        found.map(|(_, variable)| (*variable).to_owned())
+    })
+}
+
 /// Help and version belong to whatever program is asked for them.
-fn shown(arg: &Arg) -> bool {
+pub(super) fn shown(arg: &Arg) -> bool {
     let help = [ArgAction::Help, ArgAction::HelpLong, ArgAction::HelpShort, ArgAction::Version];
     !arg.is_hide_set() && !help.iter().any(|action| same(action, arg.get_action()))
 }
@@ -72,7 +98,8 @@ impl RouterFlag {
             choices: choices.iter().map(|choice| choice.get_name().to_owned()).collect(),
             default: texts(arg.get_default_values()),
             repeated: same(&ArgAction::Append, arg.get_action()),
-            variable: arg.get_env().map(|name| name.to_string_lossy().into_owned()),
+            variable: variable_of(arg),
+            reloads: arg.get_long().is_some_and(|flag| CHANGEABLE.contains(&flag)),
             help: arg.get_long_help().or(arg.get_help()).map_or_else(String::new, |help| {
                 format!("{}.", help.to_string().trim_end_matches('.')) // clap takes the last point off
             }),
@@ -88,7 +115,7 @@ impl RouterFlag {
 pub fn check_router(flags: &[String], usage: &str) -> Result<(), String> {
     let words = std::iter::once("headrace").chain(flags.iter().map(String::as_str));
     let command = Cli::command().override_usage(usage.to_owned());
-    parse(command, words).map(|_| ()).map_err(|refused| refused.to_string())
+    parse(command, words, Files::Ignored).map(|_| ()).map_err(|refused| refused.to_string())
 }
 
 #[cfg(test)]

@@ -183,7 +183,7 @@ impl Access {
                 host::check(authority, &config.hosts)?;
             }
             if changes(request) || request.uri().path() == DASHBOARD_EVENTS {
-                origin::check(request.headers(), authority, &config.origins)?;
+                origin::check(request.headers(), authority, &self.0.origins())?;
             }
         }
         let peer = request.extensions().get().copied().unwrap_or_default();

@@ -16,7 +16,7 @@ use crate::config::{AccessConfig, KeySet, KeySources, Keys, Reloaded};
 
 /// See the head of this file.
 pub struct KeyRing {
-    sources: KeySources,
+    sources: RwLock<KeySources>,
     current: RwLock<Arc<KeysNow>>,
     /// Digest of what was read last, whether it could be used or not.
     seen: Mutex<Option<blake3::Hash>>,
@@ -47,7 +47,7 @@ impl KeyRing {
     pub(crate) fn new(access: &AccessConfig) -> Arc<Self> {
         let now = KeysNow::of(access.keys.clone(), &HashMap::new());
         Arc::new(Self {
-            sources: access.key_sources.clone(),
+            sources: RwLock::new(access.key_sources.clone()),
             current: RwLock::new(Arc::new(now)),
             seen: Mutex::new(access.keys.digest),
         })
@@ -60,12 +60,19 @@ impl KeyRing {
 
     /// True if the files can be read again.
     pub(crate) fn may_change(&self) -> bool {
-        self.sources.may_change()
+        self.sources.read().expect("no holder panics").may_change()
+    }
+
+    /// Takes keys from other sources from now on; they were read from there.
+    pub(crate) fn replace(&self, access: &AccessConfig) {
+        *self.sources.write().expect("no holder panics") = access.key_sources.clone();
+        *self.seen.lock().expect("no holder panics") = access.keys.digest;
+        self.put(access.keys.clone());
     }
 
     /// Reads the files again. What is refused is refused once, until it changes or somebody insists.
     pub(crate) fn reload(&self, insist: bool) -> Reloaded {
-        let read = self.sources.read();
+        let read = self.sources.read().expect("no holder panics").read();
         let digest = match &read {
             Ok(set) => set.digest,
             Err(error) => Some(blake3::hash(error.to_string().as_bytes())),
@@ -79,6 +86,12 @@ impl KeyRing {
             Ok(set) => set,
             Err(error) => return Reloaded::Refused(error.to_string()),
         };
+        self.put(set);
+        Reloaded::New
+    }
+
+    /// What a key has used stays with it.
+    fn put(&self, set: KeySet) {
         for warning in &set.warnings {
             tracing::warn!("{warning}");
         }
@@ -86,7 +99,6 @@ impl KeyRing {
         let known = before.clients.iter().zip(&before.by_client);
         let known = known.map(|(key, client)| (key.id(), Arc::clone(client))).collect();
         *self.current.write().expect("no holder panics") = Arc::new(KeysNow::of(set, &known));
-        Reloaded::New
     }
 }
 

@@ -103,6 +103,13 @@ impl Shares {
         Arc::new(Self { metrics, held: Mutex::new(held) })
     }
 
+    /// Sets other bounds. Answers that run go on, also where they are more than the new bounds let begin.
+    pub(crate) fn change(&self, most: usize, most_of_tenant: Option<usize>) {
+        let mut held = self.held();
+        held.most = most;
+        held.most_of_tenant = most_of_tenant.unwrap_or(usize::MAX);
+    }
+
     /// Takes note of `n` answers that begin.
     ///
     /// # Errors
@@ -138,7 +145,7 @@ impl Held {
         let of_tenant = before.held;
         let of_address = self.by_address.get(&address).copied().unwrap_or(0);
         let of_connection = self.by_connection.get(&connection).copied().unwrap_or(0);
-        if n > self.most - self.all {
+        if n > self.most.saturating_sub(self.all) {
             return Err("answers in flight");
         }
         let left = self.most - self.all - n;
@@ -281,6 +288,20 @@ mod tests {
         // seven eighths of what the third one leaves
         drop(first);
         assert_eq!(all_that(&shares, tenant(2)).len() + 112, 7 * (1024 - 14) / 8);
+    }
+
+    #[test]
+    fn fewer_than_run_let_none_begin_until_enough_have_ended() {
+        let shares = shares(16);
+        let mut running = all_that(&shares, tenant(1));
+        assert_eq!(running.len(), 16);
+        shares.change(2, Some(1));
+        assert_eq!(what(shares.begin(tenant(2), 1)), "answers in flight");
+        running.truncate(1);
+        assert!(shares.begin(tenant(2), 1).is_ok());
+        assert_eq!(what(shares.begin(tenant(1), 1)), "answers of this tenant in flight");
+        shares.change(2, None);
+        assert!(shares.begin(tenant(1), 1).is_ok());
     }
 
     #[test]

@@ -11,13 +11,19 @@ const MOST: u32 = (1 << COUNT_BITS) - 1;
 /// Lets lines through while a second has room for them.
 #[derive(Debug)]
 pub(super) struct LineRate {
-    a_second: u64,
+    a_second: AtomicU64,
     state: AtomicU64,
 }
 
 impl LineRate {
     pub(super) fn new(a_second: u32) -> Self {
-        Self { a_second: a_second.min(MOST).into(), state: AtomicU64::new(0) }
+        let rate = Self { a_second: AtomicU64::new(0), state: AtomicU64::new(0) };
+        rate.change(a_second);
+        rate
+    }
+
+    pub(super) fn change(&self, a_second: u32) {
+        self.a_second.store(a_second.min(MOST).into(), Relaxed);
     }
 
     /// Whether a line may be written in this second, counted from any moment on.
@@ -26,7 +32,7 @@ impl LineRate {
             let (latest, count) = (state >> COUNT_BITS, state & u64::from(MOST));
             // whoever comes late with a second that is over counts in the latest one
             let (now, count) = if second > latest { (second, 0) } else { (latest, count) };
-            (count < self.a_second).then_some((now << COUNT_BITS) | (count + 1))
+            (count < self.a_second.load(Relaxed)).then_some((now << COUNT_BITS) | (count + 1))
         };
         self.state.fetch_update(Relaxed, Relaxed, next).is_ok()
     }
@@ -51,6 +57,9 @@ mod tests {
         assert!(!LineRate::new(0).admits(5));
         let rate = LineRate::new(u32::MAX);
         assert!(rate.admits(1) && rate.admits(1));
+        rate.change(0);
+        assert!(!rate.admits(1) && !rate.admits(2));
+        rate.change(u32::MAX);
         assert_eq!(rate.state.load(Relaxed), (1 << COUNT_BITS) | 2);
     }
 

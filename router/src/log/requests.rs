@@ -82,6 +82,12 @@ impl RequestLog {
         }
     }
 
+    /// So many lines a second from now on.
+    pub(crate) fn change(&self, config: &LogConfig) {
+        self.finished_lines.change(config.requests_per_s);
+        self.failed_lines.change(config.requests_per_s);
+    }
+
     /// Prompts may be told.
     pub(crate) fn tells_prompts(&self) -> bool {
         self.prompts

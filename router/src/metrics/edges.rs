@@ -13,7 +13,7 @@ group! {
         tls_handshaking: Gauge = "headrace_tls_handshakes_open",
             "Connections of clients that have not agreed on TLS yet.";
         reloads: Labelled<ByReload> = "headrace_reloads_total",
-            "Files of keys or certificates that had changed, by what they hold and whether they could be used.";
+            "Files of configuration, keys or certificates that were read again, by what they hold and whether they could be used.";
         reloads_refused: Gauge = "headrace_reloads_refused",
             "Kinds of files that cannot be used as they are now, so that what they said before counts on.";
     }

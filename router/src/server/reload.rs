@@ -1,7 +1,9 @@
 //! Files of keys and certificates are read again while the server runs: when somebody asks for it, and when a look from time
-//! to time finds that they have changed. What cannot be used leaves everything as it was, and is said in the log and in
+//! to time finds that they have changed. The file of configuration is read when somebody asks for it alone, as it may be
+//! written in steps, and before the others. What cannot be used leaves everything as it was, and is said in the log and in
 //! `/metrics`.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::app::App;
-use crate::config::Reloaded;
+use crate::config::{Config, Reloaded};
 use crate::connection::tls_port::TlsPort;
 use crate::limits::key_ring::KeyRing;
 use crate::metrics::{ByReload, Metrics};
@@ -19,6 +21,9 @@ use crate::process::notify::Notifier;
 /// Between two looks. A guess: a key that was taken away should not work for long, and reading some small files takes less
 /// than a ms.
 const LOOK: Duration = Duration::from_secs(5);
+
+/// The file of configuration in log and metrics.
+const CONFIG: &str = "config";
 
 /// Has the files read now. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -39,8 +44,19 @@ pub(super) struct Watched {
     refused: bool,
 }
 
+/// The configuration as flags, variables and the file say it now; an error is for the log.
+#[derive(Clone)]
+pub struct ReadConfig(pub Arc<dyn Fn() -> Result<Config, String> + Send + Sync>);
+
+impl fmt::Debug for ReadConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadConfig(..)")
+    }
+}
+
 #[derive(Clone)]
 enum Source {
+    Config(ReadConfig, Arc<App>),
     Tls(Arc<ServerTls>),
     Keys(Arc<KeyRing>),
 }
@@ -48,7 +64,13 @@ enum Source {
 impl Source {
     fn reload(&self, insist: bool) -> Reloaded {
         match self {
+            Self::Config(..) if !insist => Reloaded::Same,
+            Self::Config(read, app) => match (read.0)().and_then(|config| app.change(&config)) {
+                Ok(()) => Reloaded::New,
+                Err(problem) => Reloaded::Refused(problem),
+            },
             Self::Tls(tls) => tls.reload(insist),
+            Self::Keys(keys) if !keys.may_change() => Reloaded::Same,
             Self::Keys(keys) => keys.reload(insist),
         }
     }
@@ -57,15 +79,23 @@ impl Source {
 impl Watched {
     /// All of a server.
     pub(super) fn of(
-        app: &App,
+        app: &Arc<App>,
+        config: Option<&ReadConfig>,
         clients: Option<&TlsPort>,
         operators: Option<&Arc<ServerTls>>,
     ) -> Vec<Self> {
         let of_clients = clients.map(|port| ("client_tls", Source::Tls(Arc::clone(&port.tls))));
         let of_operators = operators.map(|tls| ("admin_tls", Source::Tls(Arc::clone(tls))));
         let of_workers = app.fleet.tls().map(|tls| ("worker_tls", Source::Tls(Arc::clone(tls))));
-        let keys = app.keys.may_change().then(|| ("keys", Source::Keys(Arc::clone(&app.keys))));
-        let all = of_clients.into_iter().chain(of_operators).chain(of_workers).chain(keys);
+        let may_change = app.keys.may_change() || config.is_some();
+        let keys = may_change.then(|| ("keys", Source::Keys(Arc::clone(&app.keys))));
+        let of_config = config.map(|read| (CONFIG, Source::Config(read.clone(), Arc::clone(app))));
+        let all = of_config
+            .into_iter()
+            .chain(of_clients)
+            .chain(of_operators)
+            .chain(of_workers)
+            .chain(keys);
         all.map(|(name, source)| Self { name, source, refused: false }).collect()
     }
 
@@ -117,6 +147,9 @@ pub(super) async fn keep_fresh(
         }
         for files in &mut watched {
             files.look(insist, &metrics).await;
+            if insist && files.name == CONFIG && files.refused {
+                break; // all or nothing: the others are what it names
+            }
         }
         if insist {
             notifier.ready(); // again, whatever came of it: `systemctl reload` waits for it

@@ -316,6 +316,7 @@ async def test_a_hangup_has_files_read_again_and_ends_nothing(
         (["--api-key-file=k"], "http", True),
         (["--tls-cert=c", "--tls-key=k"], "https", True),
         (["--worker-tls-cert=c"], "http", True),
+        (["--config=f.toml"], "http", True),
     ],
 )
 def test_the_url_and_what_is_read_again_are_the_routers(

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from headrace.settings.config_file import CONFIG_VARIABLE
+
 _PARENT = "HEADRACE_SUPERVISOR_PID"
 _LONGEST_LINE_BYTES = 16_384
 
@@ -115,8 +117,11 @@ async def lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def supervised() -> dict[str, str]:
-    """Environment of a child that calls `die_with_supervisor`, as every `headrace` does."""
-    return {_PARENT: str(os.getpid())}
+    """Environment of a child that calls `die_with_supervisor`, as every `headrace` does.
+
+    Its command line says all: the file of configuration that the supervisor was given is not for it.
+    """
+    return {_PARENT: str(os.getpid()), CONFIG_VARIABLE: ""}
 
 
 def die_with_supervisor() -> None:

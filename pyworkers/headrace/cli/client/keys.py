@@ -98,6 +98,7 @@ def add_api_key(parser: Parser) -> None:
         metavar="FILE",
         help="File whose first key is sent. [variable: HEADRACE_API_KEY, which holds the key]",
     )
+    parser.variables["--api-key-file"] = "HEADRACE_API_KEY"
     refuse(parser, "--api-key", API_KEY_FROM)
 
 
@@ -110,6 +111,7 @@ def add_admin_key(parser: Parser) -> None:
         help="File with the key of an operator, for a router that asks for it. [variable: HEADRACE_ADMIN_KEY, which "
         "holds the key]",
     )
+    parser.variables["--admin-key-file"] = "HEADRACE_ADMIN_KEY"
 
 
 def refuse(parser: Parser, flag: str, instead: str) -> None:

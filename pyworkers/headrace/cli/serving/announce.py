@@ -82,7 +82,7 @@ def print_ready(config: ServeSettings, model: str, served_as: ServedAs, seconds:
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     )
-    export, key = key_lines(config.router_argv)
+    export, key = key_lines([*config.router_argv, *config.router_reads])
     print(
         f"\nHeadrace is ready after {seconds:.1f} s: {config.url}\n"
         f"{model} in {served_as}{_quantised(config, served_as)}\n\n{export}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.cli.children.ranks import rank_name
 from headrace.settings.values import SettingsError
 
-RELOADED = ("--api-key-file", "--admin-key-file", "--tls-cert", "--worker-tls-cert")
+RELOADED = ("--api-key-file", "--admin-key-file", "--config", "--tls-cert", "--worker-tls-cert")
 """Flags of the router whose files are read again while it serves."""
 
 
@@ -24,6 +24,9 @@ class ServeSettings:
     worker_argv: list[str]
     router_argv: list[str]
     drain_timeout_s: float
+    router_reads: tuple[
+        str, ...
+    ] = ()  # flags that stand in the file of configuration alone, as they may change
     worker_listen: str | None = None  # for workers of other machines
     device: str = "auto"
     dtype: str = "auto"

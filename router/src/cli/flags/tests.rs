@@ -43,6 +43,16 @@ fn a_flag_tells_its_default_its_choices_and_its_variable() {
 }
 
 #[test]
+fn all_that_can_change_while_the_router_serves_are_flags_of_it() {
+    let flags = router_flags();
+    let changing: Vec<_> = flags.iter().filter(|flag| flag.reloads).collect();
+    assert_eq!(changing.len(), CHANGEABLE.len());
+    assert!(!flag("--port").reloads && flag("--log-level").reloads);
+    assert_eq!(flag("--config").variable.as_deref(), Some(CONFIG_VARIABLE));
+    assert_eq!(flag("--secret-file").variable.as_deref(), Some("HEADRACE_SECRET"));
+}
+
+#[test]
 fn what_is_refused_is_named_with_the_usage_of_the_command() {
     for (flags, why) in [
         (&["--polcy=kv"][..], "'--policy'"),             // misspelt
