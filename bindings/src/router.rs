@@ -39,7 +39,7 @@ pub(crate) fn router_flags(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 /// What a file of configuration says, one dict for each key.
 #[pyfunction]
 pub(crate) fn read_config(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyAny>> {
-    let file = py.detach(|| cli::ConfigFile::read(&path)).map_err(ConfigError::new_err)?;
+    let file = py.detach(move || cli::ConfigFile::read(path)).map_err(ConfigError::new_err)?;
     Ok(pythonize(py, &file.settings)?)
 }
 

@@ -35,7 +35,7 @@ use axum::routing::{get, post};
 
 use crate::app::App;
 use crate::error::RouteError;
-use crate::http::access::{Access, require_key, require_operator, require_scraper};
+use crate::http::access::{Access, Cors, require_key, require_operator, require_scraper};
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
 use crate::limits::turns::{TenantTurns, TurnLimits};
@@ -69,7 +69,7 @@ pub fn app(state: Arc<App>) -> Router {
         .route("/tokenizer_info", get(tokenize::info))
         .route("/tokenizer_info/{*name}", get(tokenize::info))
         .route_layer(from_fn(require_key));
-    let cors = from_fn_with_state(Arc::clone(&state), access::cors);
+    let cors = Cors(Arc::clone(&state));
     finish(for_operators(&state).merge(for_clients), state, surface).layer(cors)
 }
 

@@ -54,7 +54,8 @@ pub enum SettingValue {
 impl ConfigFile {
     /// # Errors
     /// The file cannot be read, is no TOML, or has a table that is no command's. The text names the place.
-    pub fn read(path: &Path) -> Result<Self, String> {
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, String> {
+        let path = path.as_ref();
         let shown = path.display().to_string();
         let text = read(path).map_err(|problem| format!("{shown}: {problem}"))?;
         Self::parse(&shown, &text)
@@ -143,7 +144,11 @@ fn setting_value(value: &Spanned<DeValue<'_>>) -> Result<SettingValue, String> {
             let texts = items.iter().map(|item| text(item.get_ref()));
             Ok(SettingValue::Texts(texts.collect::<Result<_, _>>()?))
         }
-        other => text(other).map(SettingValue::Text),
+        one @ (DeValue::String(_)
+        | DeValue::Integer(_)
+        | DeValue::Float(_)
+        | DeValue::Datetime(_)
+        | DeValue::Table(_)) => text(one).map(SettingValue::Text),
     }
 }
 
@@ -158,7 +163,9 @@ fn text(value: &DeValue<'_>) -> Result<String, String> {
         DeValue::Float(number) => Ok(number.as_str().to_owned()),
         DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => {
             let kind = value.type_str();
-            Err(format!("has a {kind} where a text or a number stands; write it in quotes"))
+            Err(format!(
+                "is of the type {kind}, where a text or a number stands; write it in quotes"
+            ))
         }
     }
 }

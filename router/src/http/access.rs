@@ -25,7 +25,7 @@ use crate::config::{AccessConfig, Tenant};
 use crate::http::reply::reject::Reject;
 use crate::limits::key_ring::{ClientKey, KeysNow, Standing};
 
-pub(super) use cors::cors;
+pub(super) use cors::Cors;
 pub(super) use models::AllowedModels;
 
 /// Headers that proxies add: such a request comes from somebody else than from whom its connection comes.

@@ -6,6 +6,7 @@ mod shown;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,6 +18,8 @@ use crate::config::{AccessConfig, KeySet, KeySources, Keys, Reloaded};
 /// See the head of this file.
 pub struct KeyRing {
     sources: RwLock<KeySources>,
+    /// They are files that can be read again, or were when they were named.
+    may_change: AtomicBool,
     current: RwLock<Arc<KeysNow>>,
     /// Digest of what was read last, whether it could be used or not.
     seen: Mutex<Option<blake3::Hash>>,
@@ -48,6 +51,7 @@ impl KeyRing {
         let now = KeysNow::of(access.keys.clone(), &HashMap::new());
         Arc::new(Self {
             sources: RwLock::new(access.key_sources.clone()),
+            may_change: AtomicBool::new(access.key_sources.may_change()),
             current: RwLock::new(Arc::new(now)),
             seen: Mutex::new(access.keys.digest),
         })
@@ -60,12 +64,13 @@ impl KeyRing {
 
     /// True if the files can be read again.
     pub(crate) fn may_change(&self) -> bool {
-        self.sources.read().expect("no holder panics").may_change()
+        self.may_change.load(Relaxed)
     }
 
     /// Takes keys from other sources from now on; they were read from there.
     pub(crate) fn replace(&self, access: &AccessConfig) {
         *self.sources.write().expect("no holder panics") = access.key_sources.clone();
+        self.may_change.store(access.key_sources.may_change(), Relaxed);
         *self.seen.lock().expect("no holder panics") = access.keys.digest;
         self.put(access.keys.clone());
     }

@@ -150,7 +150,7 @@ def test_a_key_of_the_environment_counts_before_a_file_of_keys_in_the_configurat
         ("dtype = 'int9'", "dtype: 'int9' is not one of auto, float32"),
         ("max-num-seqs = 1\nmax-sequences = 2", "--max-sequences is set at "),
         ("max-waiting = 1\nmax-waiting = 2", "this is no TOML: duplicate key"),
-        ("max-waiting = 1979-05-27", '"max-waiting" has a datetime where'),
+        ("max-waiting = 1979-05-27", '"max-waiting" is of the type datetime, where'),
         ("max-sequences = 9\nmax-batched-tokens = 5", "--max-batched-tokens 5 is less than"),
     ],
 )

@@ -65,9 +65,9 @@ fn what_is_wrong_has_its_line_and_what_is_right() {
             "f.toml:1: there is no command \"ruoter\"; did you mean [router]?",
         ),
         ("\n\n[zzz]\n", "f.toml:3: there is no command \"zzz\"; the tables are [serve], [router]"),
-        ("[router]\nport = 1979-05-27\n", "f.toml:2: \"port\" has a datetime where"),
-        ("[router.log]\nlevel = 'info'\n", "f.toml:1: \"log\" has a table where"),
-        ("[router]\nhosts = [['a']]\n", "f.toml:2: \"hosts\" has a array where"),
+        ("[router]\nport = 1979-05-27\n", "f.toml:2: \"port\" is of the type datetime, where"),
+        ("[router.log]\nlevel = 'info'\n", "f.toml:1: \"log\" is of the type table, where"),
+        ("[router]\nhosts = [['a']]\n", "f.toml:2: \"hosts\" is of the type array, where"),
         ("[[router]]\nport = 1\n", "f.toml:1: \"router\" is in no table"),
     ] {
         let error = refused(text);

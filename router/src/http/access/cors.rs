@@ -2,14 +2,15 @@
 //! answer. For other origins and without any nothing is said, which is a no.
 
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderValue, Method};
-use axum::middleware::Next;
 use axum::response::Response;
-use tower::{Layer as _, ServiceExt as _};
-use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
+use futures_util::future::Either;
+use tower::{Layer, Service};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders, ResponseFuture};
 
 use crate::app::App;
 use crate::config::Names;
@@ -17,18 +18,40 @@ use crate::config::Names;
 /// How long a browser need not ask again. Chromium takes no more.
 const MAX_AGE: Duration = Duration::from_secs(7_200);
 
-/// Answers a browser that asks, and tells it what it may read. Origins may change while the router serves.
-pub(in crate::http) async fn cors(
-    State(app): State<Arc<App>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match layer(app.origins()) {
-        None => next.run(request).await,
-        Some(layer) => match layer.layer(next).oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        },
+/// Answers a browser that asks, and tells it what it may read. Origins may change while the router serves; where there are
+/// none, a request passes without a box or a copy.
+#[derive(Clone)]
+pub(in crate::http) struct Cors(pub(in crate::http) Arc<App>);
+
+impl<S> Layer<S> for Cors {
+    type Service = WithCors<S>;
+
+    fn layer(&self, inner: S) -> WithCors<S> {
+        WithCors { app: Arc::clone(&self.0), inner }
+    }
+}
+
+/// A service behind [`Cors`], always ready as the routes are.
+#[derive(Clone)]
+pub(in crate::http) struct WithCors<S> {
+    app: Arc<App>,
+    inner: S,
+}
+
+impl<S: Service<Request, Response = Response> + Clone> Service<Request> for WithCors<S> {
+    type Response = Response;
+    type Error = S::Error;
+    type Future = Either<S::Future, ResponseFuture<S::Future>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        match layer(self.app.origins()) {
+            None => Either::Left(self.inner.call(request)),
+            Some(cors) => Either::Right(cors.layer(self.inner.clone()).call(request)),
+        }
     }
 }
 

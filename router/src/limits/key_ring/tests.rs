@@ -157,7 +157,8 @@ fn a_file_that_has_not_changed_is_neither_read_nor_refused_again_unless_somebody
     let file = std::env::temp_dir().join(format!("headrace-key-ring-{}", std::process::id()));
     std::fs::write(&file, "k\n").unwrap();
     let args = RouterArgs { api_key_file: Some(file.clone()), ..args(&["of-variable"]) };
-    let ring = KeyRing::new(&Config::try_from(args).unwrap().http.access);
+    let access = Config::try_from(args).unwrap().http.access;
+    let ring = KeyRing::new(&access);
     let known = |key: &str| matches!(ring.now().of_sender(key.as_bytes()), Standing::Client(_));
     assert!(ring.may_change());
     assert_eq!((ring.reload(false), ring.reload(true)), (Reloaded::Same, Reloaded::New));
@@ -172,7 +173,26 @@ fn a_file_that_has_not_changed_is_neither_read_nor_refused_again_unless_somebody
     assert_eq!((ring.reload(false), ring.reload(false)), (Reloaded::New, Reloaded::Same));
     assert!(known("other") && known("of-variable") && !known("k"));
     std::fs::remove_file(&file).unwrap();
+    assert!(matches!(ring.reload(false), Reloaded::Refused(why) if why.contains("cannot read")));
     std::fs::create_dir(&file).unwrap();
-    assert!(!ring.may_change(), "what is no plain file is read once");
+    assert!(!access.key_sources.may_change(), "what is no plain file is read once");
     std::fs::remove_dir(&file).unwrap();
+}
+
+#[test]
+fn keys_come_from_where_a_change_of_the_configuration_names_them() {
+    let file = std::env::temp_dir().join(format!("headrace-key-change-{}", std::process::id()));
+    std::fs::write(&file, "new\nboth rpm=5\n").unwrap();
+    let access = |args| Config::try_from(args).unwrap().http.access;
+    let ring = KeyRing::new(&access(args(&["old", "both rpm=5"])));
+    let of = |key: &str| ring.now().of_sender(key.as_bytes());
+    let Standing::Client(before) = of("both") else { panic!("it is a key") };
+    before.admit().unwrap();
+    ring.replace(&access(RouterArgs { api_key_file: Some(file.clone()), ..args(&[]) }));
+    assert!(matches!((of("old"), of("new")), (Standing::Unknown, Standing::Client(_))));
+    let Standing::Client(after) = of("both") else { panic!("it is a key") };
+    assert_eq!(after.used().requests.load(Relaxed), 1, "what it has used stays with it");
+    assert!(ring.may_change(), "the file is looked at from now on");
+    assert_eq!(ring.reload(false), Reloaded::Same);
+    std::fs::remove_file(&file).unwrap();
 }
