@@ -31,6 +31,10 @@ hypothesis.settings.register_profile("all", deadline=None, max_examples=150)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell that runs us in the background makes us, and every process that a test starts, deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # `nohup` does the same to servers that are to read files again
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

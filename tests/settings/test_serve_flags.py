@@ -17,7 +17,12 @@ from headrace.settings.table import Flag, Typed, typed
 from headrace.settings.worker import WORKER_FLAGS, worker_argv
 
 ROUTER = router.router_flags()
-ITS_OWN = ("--port", "--worker-listen", "--worker-socket", "--config")  # of which `serve` makes something
+ITS_OWN = (
+    "--port",
+    "--worker-listen",
+    "--worker-socket",
+    "--config",
+)  # of which `serve` makes something
 SECRETS = ("HEADRACE_SECRET", "HEADRACE_API_KEY", "HEADRACE_ADMIN_KEY", "HEADRACE_LOG")
 
 

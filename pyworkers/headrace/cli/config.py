@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
+from headrace.cli.client.terminal import leave_stdout
 from headrace.cli.config_file import CONFIG, InForce, check_table, first_config, in_force
 from headrace.cli.parser import Option, Parser
 from headrace.errors import ConfigError
@@ -67,7 +68,10 @@ def _show(arguments: list[str], make_parser: MakeParser) -> int:
                 for text in texts:
                     _check_typed(option, text)
         shown.append("\n".join([f"[{command}]", *map(_line(found), parser.options())]))
-    print("\n\n".join(shown))
+    try:
+        print("\n\n".join(shown), flush=True)
+    except BrokenPipeError:
+        leave_stdout()
     return 0
 
 

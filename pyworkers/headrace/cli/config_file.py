@@ -34,13 +34,16 @@ class InForce:
 
     def located(self, text: str) -> str:
         """An error with the place of the first flag of the file that it names."""
-        for name in re.findall(r"--[a-z][a-z0-9-]*", text):
-            if (setting := self.file.get(name)) is not None:
-                head, error, rest = (
-                    text.rpartition("error: ") if "error: " in text else ("", "", text)
-                )
-                return f"{head}{error}{setting.place}: {rest}"
-        return text
+        named = (self.file.get(name) for name in re.findall(r"--[a-z][a-z0-9-]*", text))
+        # arguments are no flags, and errors name what they are
+        words = (
+            one for name, one in self.file.items() if name[0] != "-" and str(one.value) in text
+        )
+        setting = next((one for one in (*named, *words) if one is not None), None)
+        if setting is None:
+            return text
+        head, error, rest = text.rpartition("error: ")
+        return f"{head}{error}{setting.place}: {rest}"
 
 
 def given(args: argparse.Namespace) -> InForce:

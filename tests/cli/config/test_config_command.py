@@ -129,6 +129,7 @@ def test_what_is_refused_is_named(
         ("[worker]\nmax-wating = 1\n", ":2: [worker] has no key 'max-wating'"),
         ("[worker]\nmax-sequences = 9\nmax-batched-tokens = 5\n", ":3: --max-batched-tokens 5"),
         ("[serve]\nprefill = 1\n", ":2: --prefill"),
+        ("[serve]\nmodel = './none'\n", ":2: there is no model at ./none"),
         ("[router]\nport = 8000\nheartbeat-ms = 0\n", ":3: --heartbeat-ms: is 0"),
         ("[chat]\n\ntemperature = 'warm'\n", ":3: temperature: "),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Generator
@@ -84,3 +86,12 @@ def test_a_wrong_file_ends_a_command_before_anything_starts(command: str, tmp_pa
     with closing(Running(command, "--config", str(path))) as running:
         running.wait_line(rf"error: {path}:2: .*did you mean max-sequences\?")
         assert running.wait() == 2
+
+
+def test_a_pipe_that_nobody_reads_is_no_failure() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    show = [sys.executable, "-m", "headrace", "config", "show", "router"]
+    done = subprocess.run(show, stdout=write_end, stderr=subprocess.PIPE, timeout=60)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import shutil
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any, TextIO, cast
 from headrace.cli.client import keys
 from headrace.cli.client.chat import ChatError, KeyRefusedError, Server
 from headrace.cli.client.columns import aligned
-from headrace.cli.client.terminal import printable
+from headrace.cli.client.terminal import leave_stdout, printable
 
 Document = dict[str, Any]
 
@@ -54,9 +53,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:  # who read it has enough; what is left goes nowhere
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        leave_stdout()
         return 0
 
 

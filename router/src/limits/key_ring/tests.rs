@@ -185,13 +185,12 @@ fn keys_come_from_where_a_change_of_the_configuration_names_them() {
     std::fs::write(&file, "new\nboth rpm=5\n").unwrap();
     let access = |args| Config::try_from(args).unwrap().http.access;
     let ring = KeyRing::new(&access(args(&["old", "both rpm=5"])));
-    let of = |key: &str| ring.now().of_sender(key.as_bytes());
-    let Standing::Client(before) = of("both") else { panic!("it is a key") };
-    before.admit().unwrap();
+    client(&ring, "both").admit().unwrap();
     ring.replace(&access(RouterArgs { api_key_file: Some(file.clone()), ..args(&[]) }));
-    assert!(matches!((of("old"), of("new")), (Standing::Unknown, Standing::Client(_))));
-    let Standing::Client(after) = of("both") else { panic!("it is a key") };
-    assert_eq!(after.used().requests.load(Relaxed), 1, "what it has used stays with it");
+    assert!(matches!(ring.now().of_sender(b"old"), Standing::Unknown));
+    client(&ring, "new").admit().unwrap();
+    let used = client(&ring, "both").used().requests.load(Relaxed);
+    assert_eq!(used, 1, "what a key has used stays with it");
     assert!(ring.may_change(), "the file is looked at from now on");
     assert_eq!(ring.reload(false), Reloaded::Same);
     std::fs::remove_file(&file).unwrap();
