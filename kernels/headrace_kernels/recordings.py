@@ -123,7 +123,9 @@ def cuda_graphs(device: torch.device) -> Record:
     """Recordings as CUDA graphs. They share their memory, as one runs after the other."""
 
     def record(launches: Callable[[], object]) -> Replay:
-        if not anchor:  # torch gives a pool up with the last graph in it, and takes no new one into it
+        if (
+            not anchor
+        ):  # torch gives a pool up with the last graph in it, and takes no new one into it
             anchor.append(graph_of(lambda: torch.zeros(1, device=device)))
         return graph_of(launches).replay
 
