@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 from collections.abc import Callable
@@ -24,12 +25,15 @@ from headrace.models.llama import Llama, attention_of
 from headrace.models.llama import load_weights as load_llama_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels import torch_mla, torch_ops
+from headrace_kernels.batch import Batch
+from headrace_kernels.dense import parts
 from helpers.engine.toy import ToyModel
 from helpers.models.tiny_deepseek import quantise_fp8, save_tensors, tiny_config, tiny_tensors
 from helpers.models.tiny_model import tiny_llama, write_json_files
 from helpers.ranks.thread_group import Member, ThreadGroup
 
 BLOCK, BLOCKS = 16, 40
+KINDS = ["llama", "deepseek", "fp8", "drafts", "drafts of fp8"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -38,16 +42,16 @@ def of(model: Model, rows: int = 50, sequences: int = 9) -> WarmUp:
     return WarmUp(model=model, num_blocks=BLOCKS, rows=rows, sequences=sequences)
 
 
-def llama(path: Path) -> Model:
-    checkpoint = SafetensorsCheckpoint(tiny_llama(path))
+def llama(path: Path, **config: Any) -> Model:
+    checkpoint = SafetensorsCheckpoint(tiny_llama(path, **config))
     backend = torch_ops.TorchBackend(
         attention_of(checkpoint.config, BLOCK), dtype="bfloat16", device=DEVICE, kernels=torch_ops.TRITON
     )  # fmt: skip
     return Llama(checkpoint.config, load_llama_weights(checkpoint, backend), backend, BLOCK)
 
 
-def deepseek(path: Path, *, mtp: bool, fp8: bool) -> Model:
-    raw = tiny_config(mtp=True)
+def deepseek(path: Path, *, mtp: bool, fp8: bool, **config: Any) -> Model:
+    raw = tiny_config(mtp=True) | config
     tensors = tiny_tensors(raw)
     write_json_files(path, raw)
     save_tensors(path, quantise_fp8(tensors)[0] if fp8 else tensors)
@@ -60,30 +64,88 @@ def deepseek(path: Path, *, mtp: bool, fp8: bool) -> Model:
     return Deepseek(checkpoint.config, weights, backend, BLOCK)
 
 
-def forms(run: Callable[[], object]) -> set[tuple[object, ...]]:
-    """Kernels that are launched, with what each is compiled for but for numbers. Nothing is computed."""
-    found: set[tuple[object, ...]] = set()
+def of_kind(kind: str, path: Path, **config: Any) -> Model:
+    if kind == "llama":
+        return llama(path, **config)
+    return deepseek(path, mtp="drafts" in kind, fp8="fp8" in kind, **config)
 
-    def launch(kernel: Any, _grid: object) -> Callable[..., None]:
-        def note(*args: Any, **constants: Any) -> None:
-            types = tuple(x.dtype if torch.is_tensor(x) else type(x) for x in args)
-            found.add((kernel.fn.__name__, types, tuple(sorted(constants.items()))))
 
-        return note
+def launched(run: Callable[[], object], note: Callable[..., None]) -> None:
+    """Tell `note` of each launch: kernel, grid, arguments and constants. Nothing is computed."""
+
+    def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **constants: note(kernel, grid, args, constants)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KernelInterface, "__getitem__", launch)
         run()
+
+
+def forms(run: Callable[[], object]) -> set[tuple[object, ...]]:
+    """Kernels that are launched, with what each is compiled for but for numbers."""
+    found: set[tuple[object, ...]] = set()
+
+    def note(kernel: Any, _grid: object, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        types = tuple(x.dtype if torch.is_tensor(x) else type(x) for x in args)
+        found.add((kernel.fn.__name__, types, tuple(sorted(constants.items()))))
+
+    launched(run, note)
     return found
 
 
-@pytest.mark.parametrize("kind", ["llama", "deepseek", "fp8", "drafts", "drafts of fp8"])
+def ways(run: Callable[[], object]) -> dict[tuple[object, ...], set[str]]:
+    """Weights whose columns are cut into parts, and how the programs of their products share them."""
+    found: dict[tuple[object, ...], set[str]] = {}
+
+    def note(
+        kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]
+    ) -> None:
+        if kernel.fn.__name__ not in ("_linear_kernel", "_fp8_linear_kernel"):
+            return
+        named = inspect.signature(kernel.fn).bind(*args, **constants).arguments
+        if grid[2] * named["parts"] > 1:
+            weight = named["weight_ptr"]
+            way = "split" if grid[2] > 1 else "whole"
+            found.setdefault((weight.dtype, *weight.shape), set()).add(way)
+
+    launched(run, note)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context", [40, 1024])
+def test_a_product_whose_columns_are_cut_is_warmed_split_and_whole(
+    context: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the rows of the largest step are those of several prompts, as a context ends before."""
+    # The head has one part, as heads of real vocabularies.
+    monkeypatch.setattr(parts, "PROGRAMS", 16)
+    monkeypatch.setattr(parts, "LEAST_STEPS", 1)
+    monkeypatch.setattr(parts, "MOST_PROGRAMS", 16)  # one tile of rows is split, ten are not
+    sizes = {"hidden_size": 256, "intermediate_size": 320, "vocab_size": 2000}
+    model = of_kind(kind, tmp_path, max_position_embeddings=context, **sizes)
+    found = ways(lambda: warm_up(of(model, rows=600, sequences=16)))
+    assert len(found) >= 3
+    assert all(both == {"split", "whole"} for both in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("rows", "sequences", "want"),
+    [(100, 9, [40, 40, 20]), (80, 9, [40, 40]), (100, 2, [40, 40]), (30, 9, [30])],
+)
+def test_prompts_fill_the_largest_step(rows: int, sequences: int, want: list[int]) -> None:
+    seen: list[Batch] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ToyModel, "forward", lambda _model, batch: seen.append(batch))
+        model = ToyModel(block_tokens=BLOCK, context_tokens=40)
+        of(model, rows, sequences).steps()[0][1]()
+    assert seen[0].context_lens.tolist() == seen[0].prompt_lens.tolist() == want
+    assert seen[0].rows == sum(want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_requests_meet_no_kernel_that_was_not_warmed(kind: str, tmp_path: Path) -> None:
-    model = (
-        llama(tmp_path)
-        if kind == "llama"
-        else deepseek(tmp_path, mtp="drafts" in kind, fp8="fp8" in kind)
-    )
+    model = of_kind(kind, tmp_path)
     warming = of(model)
     warmed = forms(lambda: warm_up(warming))
     assert len(warmed) >= 6
@@ -104,7 +166,7 @@ def test_it_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     count = warm_up(of(model))
     lines = [message for message in caplog.messages if message.startswith("warm-up")]
     assert len(lines) == count == 5
-    assert lines[0].startswith("warm-up: 1 of 5, the largest prompt chunk, ")
+    assert lines[0].startswith("warm-up: 1 of 5, as many prompt rows as there may be, ")
     assert lines[-1].startswith("warm-up: 5 of 5, sampling, ")
     assert model.forwards == 4
 
@@ -123,7 +185,9 @@ def test_no_memory_for_a_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(ToyModel, "forward", fail)
-    with pytest.raises(ValueError, match=r"no memory for the largest prompt chunk: .* give less"):
+    with pytest.raises(
+        ValueError, match=r"no memory for as many prompt rows as there may be: .* give less"
+    ):
         warm_up(of(ToyModel(block_tokens=BLOCK)))
 
 

@@ -1,7 +1,9 @@
 """Steps without a request, so that every kernel is compiled before a worker is ready: else requests wait for that.
 
 A kernel is compiled for the types and sizes of the model and for its own constants, not for the number of rows or the
-length of contexts. So a few steps of each kind reach them all. They write into blocks that nobody has yet.
+length of contexts. So a few steps of each kind reach them all. Rows decide one thing: a product whose columns are cut
+(`dense/parts.py`) stores sums of parts for few rows and results for many. A step of one row and one of the most rows,
+of several prompts where a context ends before, reach both. They write into blocks that nobody has yet.
 """
 
 from __future__ import annotations
@@ -43,16 +45,16 @@ class WarmUp:
 
     def steps(self) -> list[tuple[str, Callable[[], object]]]:
         """Each with its name, in order: a draft pass reads what the step before it kept."""
-        tokens = min(
-            self.rows, self.num_blocks * self.model.block_tokens, self.model.context_tokens
-        )
+        room = min(self.rows, self.num_blocks * self.model.block_tokens)
+        tokens = min(room, self.model.context_tokens)
+        whole, rest = divmod(room, tokens)
+        prompts = ([tokens] * whole + [rest] * (rest > 0))[: self.sequences]
         answers = min(self.sequences, self.rows)
         one, all_at_once = self._batch([2], [1]), self._batch([2] * answers, [1] * answers)
-        prompt = self._batch([tokens], [tokens])
         mixed = self._batch([max(1, tokens - 1), 2], [max(1, tokens - 1), 1])
         steps: list[tuple[str, Callable[[], object]]] = []
         for name, batch in (
-            ("the largest prompt chunk", prompt),
+            ("as many prompt rows as there may be", self._batch(prompts, prompts)),
             ("one answer", one),
             ("as many answers as there may be", all_at_once),
             ("a prompt beside an answer", mixed),
