@@ -139,7 +139,8 @@ def test_prompts_fill_the_largest_step(rows: int, sequences: int, want: list[int
         patch.setattr(ToyModel, "forward", lambda _model, batch: seen.append(batch))
         model = ToyModel(block_tokens=BLOCK, context_tokens=40)
         of(model, rows, sequences).steps()[0][1]()
-    assert seen[0].context_lens.tolist() == seen[0].prompt_lens.tolist() == want
+    assert seen[0].context_lens.tolist() == want
+    assert seen[0].prompt_lens is not None and seen[0].prompt_lens.tolist() == want
     assert seen[0].rows == sum(want)
 
 

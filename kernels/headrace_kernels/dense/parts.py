@@ -45,7 +45,7 @@ def part_bytes(rows: int, n_out: int, n_in: int, tile: tuple[int, int, int]) -> 
     rows_tile, out_tile, in_tile = tile
     out_tiles = -(-n_out // out_tile)
     parts = parts_of(out_tiles, -(-n_in // in_tile))
-    row_tiles = min(-(-rows // rows_tile), MOST_PROGRAMS // (out_tiles * parts.count))
-    if not parts.split(row_tiles, out_tiles):
+    if parts.count < 2 or not n_out:
         return 0
+    row_tiles = min(-(-rows // rows_tile), MOST_PROGRAMS // (out_tiles * parts.count))
     return 4 * parts.count * min(rows, row_tiles * rows_tile) * n_out

@@ -89,8 +89,10 @@ def _grouped(config: ModelConfig, shape: StepShape) -> StepMemory:
     mlp = held + rows * e * 3 * ffn
     if shape.torch:
         attention += _spans(shape, config.num_heads, config.head_dim, paged=True)
-        attention = max(attention, held + _sums(shape, (hidden, q + 2 * kv), (q, hidden)))
-        mlp += _sums(shape, (hidden, 2 * ffn), (ffn, hidden))
+        # `qkv` of the layer before is held until that of this one is there.
+        made = max(_made(shape, hidden, q + 2 * kv), rows * e * q + _made(shape, q, hidden))
+        attention = max(attention, held + made)
+        mlp = max(mlp, held + _mlp_made(shape, hidden, ffn))
     return StepMemory(
         lasting=_lasting(shape),
         attention=attention,
@@ -112,21 +114,34 @@ def _latent(config: ModelConfig, deepseek: DeepseekConfig, shape: StepShape) -> 
     absorbed = absorbed_rows * e * heads * (q_dim + 2 * deepseek.kv_lora_rank + deepseek.v_dim)
     width = deepseek.expert_size
     dense = max(config.intermediate_size, deepseek.shared_experts * width)
-    expanded = sums = 0
+    expanded = made = joining = 0
     if shape.torch:
         absorbed += _spans(shape, heads, deepseek.kv_lora_rank, paged=False)
         expanded = _expanded(shape, heads, deepseek)
-        q = (deepseek.q_lora_rank or hidden, heads * q_dim)
-        sums = _sums(shape, (hidden, qkv_a), q, (heads * deepseek.v_dim, hidden))
+        q_lora = deepseek.q_lora_rank or 0
+        made = max(
+            _sums(shape, hidden, qkv_a),  # whose result is held
+            # Columns of it and what was normed of them; the result is held.
+            rows * e * 2 * q_lora + _sums(shape, q_lora, heads * q_dim),
+            out + _made(shape, heads * deepseek.v_dim, hidden),
+        )
+        if shape.mtp:  # before the layer; FP8 checkpoints do not quantise it
+            joining = drafting + _made(replace(shape, fp8=False), 2 * hidden, hidden)
     quantised = rows * max(hidden, heads * deepseek.v_dim) * 5 // 4 if shape.fp8 else 0
     moe = _experts(shape, hidden, deepseek)
     mlp = max(rows * e * 3 * dense + quantised, moe)
     if shape.torch:
-        mlp += _sums(shape, (hidden, 2 * dense), (dense, hidden))
-        mlp += _sums(replace(shape, element_bytes=4, fp8=False), (hidden, deepseek.experts))
+        # Rows that all share run beside those of experts, which the router, in float32, chose before.
+        shared = _mlp_made(shape, hidden, deepseek.shared_experts * width)
+        router = _sums(replace(shape, element_bytes=4, fp8=False), hidden, deepseek.experts)
+        alone = rows * e * hidden + _mlp_made(shape, hidden, dense)
+        mlp = max(mlp, quantised + alone, moe + max(quantised + shared, router))
     return StepMemory(
         lasting=_lasting(shape) + (2 * rows * e * hidden if shape.mtp else 0),
-        attention=held + drafting + out + max(absorbed, expanded, quantised + sums),
+        attention=max(
+            held + drafting + max(out + max(absorbed, expanded, quantised), quantised + made),
+            joining,
+        ),
         mlp=held + drafting + mlp,
         logits=held + _logits(config, shape),
     )
@@ -191,13 +206,24 @@ def _logits(config: ModelConfig, shape: StepShape) -> int:
     return kept + max(converting, 4 * shape.answers * vocab + DRAW_BYTES)
 
 
-def _sums(shape: StepShape, *products: tuple[int, int]) -> int:
-    """The most that products of these inputs and outputs keep of their parts."""
+def _mlp_made(shape: StepShape, hidden: int, ffn: int) -> int:
+    """What the products of an MLP take at the worst moment; the second has the first one's result beside it."""
+    activated = shape.rows * shape.element_bytes * ffn
+    return max(_made(shape, hidden, 2 * ffn), activated + _made(shape, ffn, hidden))
+
+
+def _made(shape: StepShape, n_in: int, n_out: int) -> int:
+    """The result of a product, and what it keeps of its parts."""
+    return shape.rows * shape.element_bytes * n_out + _sums(shape, n_in, n_out)
+
+
+def _sums(shape: StepShape, n_in: int, n_out: int) -> int:
+    """The most that a product keeps of its parts."""
     from headrace_kernels.dense import fp8_linear, linear
     from headrace_kernels.dense.parts import part_bytes
 
     tile = fp8_linear.TILE if shape.fp8 else linear.tile_of(shape.element_bytes)
-    return max(part_bytes(shape.rows, n_out, n_in, tile) for n_in, n_out in products)
+    return part_bytes(shape.rows, n_out, n_in, tile)
 
 
 def _spans(shape: StepShape, heads: int, dim: int, *, paged: bool) -> int:

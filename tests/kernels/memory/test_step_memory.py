@@ -178,8 +178,11 @@ def check(model: Model, *, mtp: bool = False) -> None:
         {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 16},  # attention
         {"intermediate_size": 1024},  # mlp
         {"vocab_size": 2000},  # logits
+        # Products whose parts take most: into queries, keys and values; into the MLP.
+        {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 16},
+        {"hidden_size": 1024, "intermediate_size": 1024, "head_dim": 16},
     ],
-    ids=["attention", "mlp", "logits"],
+    ids=["attention", "mlp", "logits", "parts of attention", "parts of mlp"],
 )
 def test_llama(shape: dict[str, Any], dtype: str, tmp_path: Path) -> None:
     checkpoint = SafetensorsCheckpoint(tiny_llama(tmp_path / "m", **shape))
@@ -197,8 +200,17 @@ def test_llama(shape: dict[str, Any], dtype: str, tmp_path: Path) -> None:
         {"num_attention_heads": 16, "num_key_value_heads": 16},
         {"moe_intermediate_size": 128, "num_experts_per_tok": 4, "topk_group": 2},
         {"vocab_size": 2000},
+        # Products whose parts take most: out of attention, into the MLP, of token and hidden state.
+        {
+            "hidden_size": 1024,
+            "q_lora_rank": 1024,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 64,
+        },
+        {"hidden_size": 1024, "intermediate_size": 1024},
+        {"hidden_size": 1024},
     ],
-    ids=["attention", "experts", "logits"],
+    ids=["attention", "experts", "logits", "parts of attention", "parts of mlp", "parts of join"],
 )
 @pytest.mark.parametrize("mtp", [False, True])
 @pytest.mark.parametrize("fp8", [False, True])

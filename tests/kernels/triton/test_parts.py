@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from headrace_kernels.dense import parts
-from headrace_kernels.dense.fp8_linear import TILE, fp8_linear, fp8_matrix
+from headrace_kernels.dense.fp8_linear import TILE, fp8_linear, fp8_linear_ref, fp8_matrix
 from headrace_kernels.dense.linear import linear, tile_of
 from headrace_kernels.dense.parts import MOST_PROGRAMS, PROGRAMS, Parts, part_bytes, parts_of
 from headrace_kernels.dense.sum_parts import sum_parts, sum_parts_ref
@@ -39,12 +39,13 @@ def both_ways(
     return found[0], found[1]
 
 
+@pytest.mark.parametrize("rows", [0, 1, 70])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n_out", "n_in"), SHAPES)
 def test_a_product_is_the_same_split_or_whole(
-    n_out: int, n_in: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    n_out: int, n_in: int, dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, weight = draw(35, n_in, dtype=dtype), draw(n_out, n_in, dtype=dtype, seed=1)
+    x, weight = draw(rows, n_in, dtype=dtype), draw(n_out, n_in, dtype=dtype, seed=1)
     split, whole = both_ways(monkeypatch, lambda: linear(x, weight))
     assert torch.equal(split, whole)
     want = x.double() @ weight.double().T
@@ -54,27 +55,39 @@ def test_a_product_is_the_same_split_or_whole(
 
 @NEEDS_E4M3
 @pytest.mark.parametrize(("n_out", "n_in"), [(7, 40), (40, 1024), (33, 9 * 128 + 24)])
+@pytest.mark.parametrize("rows", [0, 1, 70])
 def test_a_quantised_product_is_the_same_split_or_whole(
-    n_out: int, n_in: int, monkeypatch: pytest.MonkeyPatch
+    n_out: int, n_in: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scale = draw(1, -(-n_in // 128), seed=2).abs()
     weight = e4m3(draw(n_out, n_in, seed=1) * 100)
-    x, matrix = draw(3, n_in, dtype=torch.bfloat16), fp8_matrix([(weight, scale)])
+    x, matrix = draw(rows, n_in, dtype=torch.bfloat16), fp8_matrix([(weight, scale)])
     split, whole = both_ways(monkeypatch, lambda: fp8_linear(x, matrix))
-    assert torch.equal(split, whole) and split.any()
+    assert torch.equal(split, whole)
+    torch.testing.assert_close(split, fp8_linear_ref(x, matrix), rtol=2**-6, atol=1e-2 * n_in**0.5)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", pytest.param("e4m3", marks=NEEDS_E4M3)])
 def test_a_row_does_not_depend_on_the_rows_that_make_a_product_whole(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    rows_tile, out_tile, in_tile = TILE if kind == "e4m3" else tile_of(dtype.itemsize)
+    n_out, n_in = 2 * out_tile - 14, 12 * in_tile
     monkeypatch.setattr(parts, "MOST_PROGRAMS", 6)  # three parts of two tiles of outputs
-    x, weight = draw(70, 12 * 64), draw(50, 12 * 64, seed=1)
-    cut, (rows_tile, out_tile, in_tile) = parts_of(2, 12), tile_of(4)
-    assert (cut.count, -(-50 // out_tile), in_tile) == (3, 2, 64)
-    assert cut.split(1, 2) and not cut.split(-(-70 // rows_tile), 2)
-    together = linear(x, weight)
+    cut = parts_of(2, 12)
+    assert cut.count == 3 and cut.split(1, 2) and not cut.split(-(-70 // rows_tile), 2)
+    x, weight = draw(70, n_in, dtype=dtype), draw(n_out, n_in, dtype=dtype, seed=1)
+
+    def multiply(rows: torch.Tensor) -> torch.Tensor:
+        if kind != "e4m3":
+            return linear(rows, weight)
+        scale = torch.ones(-(-n_out // 128), 12, device=DEVICE)
+        return fp8_linear(rows, fp8_matrix([(e4m3(weight.float() * 100), scale)]))
+
+    together = multiply(x)
     for row in (0, 31, 69):
-        assert torch.equal(linear(x[row : row + 1].contiguous(), weight)[0], together[row])
+        assert torch.equal(multiply(x[row : row + 1].contiguous())[0], together[row])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -108,5 +121,8 @@ def test_what_sums_take_is_bounded_and_grows_with_the_rows_until_there_are_enoug
     rows = MOST_PROGRAMS // (8 * 28) * tile[0]
     assert most == part_bytes(rows, 256, 7168, tile) == 28 * rows * 256 * 4
     assert part_bytes(rows, 129_280, 7168, tile_of(2)) == 0
+    # No rows; a model without shared experts, or without queries of low rank.
+    for nothing in ((0, 256, 7168), (5, 0, 7168), (5, 256, 0)):
+        assert part_bytes(*nothing, tile) == 0
     for n_out, n_in in product([64, 2_112, 7_168, 16_384], [512, 7_168, 18_432]):
         assert part_bytes(1 << 20, n_out, n_in, TILE) <= MOST_PROGRAMS * TILE[0] * TILE[1] * 4
