@@ -198,7 +198,7 @@ def main() -> int:
             return CANNOT_BEGIN
         os.chdir(ROOT)
         env = environment(site, work, dry=args.dry)
-        command = f"make gpu OUT={shlex.quote(str(args.out))}{' DRY=1' if args.dry else ''}"
+        command = f"make gpu OUT=FOLDER{' DRY=1' if args.dry else ''}"
         if args.only is not None:
             command += f" ONLY={shlex.quote(args.only)}"
         report = Report(out, dry=args.dry, command=command)

@@ -41,8 +41,3 @@ def sum_parts_ref(parts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     for part in parts:
         total += part
     return y.copy_(total)
-
-
-def sum_parts_bytes(parts: int, size: int, element_bytes: int) -> int:
-    """Bytes that must move: the parts in, their sum out."""
-    return size * (4 * parts + element_bytes)

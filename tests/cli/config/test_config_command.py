@@ -13,22 +13,6 @@ from headrace.exit_status import EXIT_USAGE
 Write = Callable[[str], Path]
 
 
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONFIG", "LOG", "SECRET", "API_KEY", "ADMIN_KEY"):
-        monkeypatch.delenv(f"HEADRACE_{name}", raising=False)
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(text: str) -> Path:
-        path = tmp_path / "f.toml"
-        path.write_text(text)
-        return path
-
-    return write
-
-
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     assert main.main(["config", "show", *arguments]) == 0
     return capsys.readouterr().out.splitlines()

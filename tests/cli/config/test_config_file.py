@@ -20,22 +20,6 @@ from headrace.settings.worker import WorkerSettings, worker_argv, worker_setting
 Write = Callable[[str], Path]
 
 
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONFIG", "LOG", "SECRET", "API_KEY", "ADMIN_KEY"):
-        monkeypatch.delenv(f"HEADRACE_{name}", raising=False)
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(text: str) -> Path:
-        path = tmp_path / "f.toml"
-        path.write_text(text)
-        return path
-
-    return write
-
-
 def parsed(command: str, *arguments: str) -> argparse.Namespace:
     """The arguments as the command gets them."""
     parser = main.make_parser(command)
