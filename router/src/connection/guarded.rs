@@ -73,13 +73,12 @@ impl Guarded {
         Ok(Some(protocol))
     }
 
-    /// What was read too far comes again.
-    pub(super) fn read_again(&mut self, bytes: Bytes) {
-        self.begin = if self.begin.is_empty() {
-            bytes
-        } else {
-            [bytes, self.begin.split_off(0)].concat().into()
-        };
+    /// What was read too far comes again. It is copied: it is the end of hyper's buffer of 16 KiB, even where it is empty, and
+    /// an answer may take an hour.
+    pub(super) fn read_again(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.begin = [bytes, &self.begin].concat().into();
+        }
     }
 
     /// Writes what waits of a stream of events.
@@ -267,6 +266,20 @@ mod tests {
             assert!(begin.elapsed() <= stall, "{:?}", begin.elapsed());
         }
         assert_eq!(app.metrics.http.connections_stalled.get(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_was_read_too_far_comes_before_what_was_put_aside() {
+        let app = app().await;
+        let (socket, client) = pair().await;
+        drop(client);
+        let mut io = Guarded::new(&socket, &app);
+        for bytes in [&b"third"[..], b"", b"first, "] {
+            io.read_again(bytes);
+        }
+        let mut again = String::new();
+        io.read_to_string(&mut again).await.unwrap();
+        assert_eq!(again, "first, third");
     }
 
     #[tokio::test]

@@ -127,7 +127,7 @@ async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End 
     };
     let Parts { io, read_buf, .. } = connection.into_parts();
     let mut io = io.into_inner();
-    io.read_again(read_buf);
+    io.read_again(&read_buf);
     End::Streams(io, answer)
 }
 
