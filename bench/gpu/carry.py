@@ -25,7 +25,17 @@ from headrace.models.load.default_model import DEFAULT_MODEL
 
 PYTHON = "3.12"  # of GPU machines
 ROOTS = (
-    *("gguf", "hypothesis", "jsonschema", "ml-dtypes", "msgpack", "openai", "psutil", "pytest"),
+    *(
+        "aiohttp",
+        "gguf",
+        "hypothesis",
+        "jsonschema",
+        "ml-dtypes",
+        "msgpack",
+        "openai",
+        "psutil",
+        "pytest",
+    ),
     *("pytest-asyncio", "pytest-timeout", "pytest-xdist", "safetensors", "uvloop"),
 )
 # transformers, the oracle of some tests, is with what it needs larger than all that is carried.

@@ -63,6 +63,9 @@ def test_every_flag_fills_its_field_and_no_other(field: str, tmp_path: Path) -> 
     if field == "mtp_fixed":
         usual["mtp"] = 1
         flags.append("--mtp=1")
+    if field == "http_host":
+        usual["http_port"] = 1
+        flags.append("--http-port=1")
     pair = ("router_client_cert", "router_client_key")
     if field in pair:  # one needs the other
         other = pair[1 - pair.index(field)]
@@ -272,3 +275,10 @@ def test_a_config_keeps_the_bounds_of_the_rows(wrong: dict[str, Any], why: str) 
 def test_no_two_rows_have_one_name() -> None:
     spellings = [name for flag in rows(WorkerSettings).values() for name in (flag.name, *flag.also)]
     assert len(spellings) == len(set(spellings))
+
+
+def test_a_host_of_the_endpoint_needs_its_port(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (told().http_port, told().http_host) == (None, "127.0.0.1")
+    with pytest.raises(FlagError, match="--http-host needs --http-port"):
+        told("--http-host=0.0.0.0")
+    assert "'65536' is not a whole number from 0 to 65535" in refused(capsys, "--http-port=65536")

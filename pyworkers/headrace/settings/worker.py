@@ -23,6 +23,7 @@ from headrace.settings.values import (
     existing_file,
     model_names,
     nonempty,
+    port_number,
     positive,
     shortened,
     size_bytes,
@@ -35,8 +36,10 @@ ROLES = ("prefill", "decode", "both")
 
 ROUTER = "Router"
 SPLIT = "Split serving"
+ENDPOINT = "HTTP endpoint"
 LOG = "Log"
-GROUPS = (MODEL, CACHE, MTP, PARALLEL, ROUTER, SPLIT, LOG)  # as the help has them
+GROUPS = (MODEL, CACHE, MTP, PARALLEL, ROUTER, SPLIT, ENDPOINT, LOG)  # as the help has them
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +300,23 @@ class WorkerSettings(EngineSettings, ParallelSettings):
         means=False,
         help="Neither give KV to other workers nor take KV from them.",
     )
+    http_port: int | None = setting(
+        "--http-port",
+        group=ENDPOINT,
+        value="PORT",
+        read=port_number,
+        shown="no endpoint",
+        help="Port at which this worker answers /livez, /readyz and /metrics, and /debug/stack and /debug/profile for "
+        "processes of its machine. 0 is any that is free; the log has it. Each rank of a machine takes the next one.",
+    )
+    http_host: str = setting(
+        "--http-host",
+        group=ENDPOINT,
+        value="HOST",
+        read=nonempty,
+        default=LOOPBACK,
+        help="Address of --http-port. Whoever reaches it can read the metrics.",
+    )
     log_level: str = setting(
         "--log-level",
         group=LOG,
@@ -362,6 +382,8 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
         raise FlagError(
             f"--router-client-{given} needs --router-client-{lacks}: a certificate and its key go together"
         )
+    if settings.http_port is None and settings.http_host != LOOPBACK:
+        raise FlagError("--http-host needs --http-port, which says where to listen there")
     if not settings.transfer and settings.role == "prefill":
         raise FlagError(
             "--no-transfer leaves --role prefill nothing to do: leave one of the two flags out"

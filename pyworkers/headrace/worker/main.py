@@ -26,6 +26,8 @@ from headrace.wire.frames import Hello
 from headrace.wire.link import Link, LinkConfig, parse_address
 from headrace.wire.links import Links, first
 from headrace.wire.tls import tls_context
+from headrace.worker.endpoint.start import watching
+from headrace.worker.endpoint.watched import WatchedWorker
 from headrace.worker.load_model import Loaded, load
 from headrace.worker.log_format import begin_log
 from headrace.worker.parallel.control import GroupFailed
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     import ssl
 
     from headrace.settings.worker import WorkerSettings
+    from headrace.worker.parallel.environment import GroupEnvironment
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +72,16 @@ def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
     return Links(sources, dial)
 
 
-async def serve(loaded: Loaded, settings: WorkerSettings, *, alone: bool = False) -> None:
+async def serve(
+    loaded: Loaded,
+    settings: WorkerSettings,
+    *,
+    alone: bool = False,
+    watched: WatchedWorker | None = None,
+) -> None:
     """Serve the routers until one of them or a signal drains the worker; a second signal stops it.
 
-    Where it is `alone` in its process, that ends then, whatever it is at.
+    Where it is `alone` in its process, that ends then, whatever it is at. `watched` is what others see of it.
 
     Raises OSError where the transfer endpoint cannot listen.
     """
@@ -108,7 +117,8 @@ async def serve(loaded: Loaded, settings: WorkerSettings, *, alone: bool = False
     )  # it dials; a router that is not there yet is no reason to hold up what starts after it
     telling = asyncio.create_task(keep_told(manager, lambda: worker.summary), name="manager")
     try:
-        await worker.serve()
+        with (watched or WatchedWorker()).serving(worker.report):
+            await worker.serve()
     finally:
         telling.cancel()
         manager.tell("STOPPING=1", "STATUS=ended")
@@ -148,10 +158,22 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
     Raises `CannotRun` and `SettingsError`.
     """
     begin_log(LOG_LEVELS[settings.log_level], settings.log_format)
+    environment = read_environment(os.environ)
+    with watching(settings, environment) as watched:
+        return _load_and_serve(settings, environment, watched, alone=alone)
+
+
+def _load_and_serve(
+    settings: WorkerSettings,
+    environment: GroupEnvironment | None,
+    watched: WatchedWorker,
+    *,
+    alone: bool,
+) -> int:
     try:
         parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded
         link_tls(settings)  # and so is a wrong certificate
-        loaded = load(settings, read_environment(os.environ))
+        loaded = load(settings, environment)
     except (CannotRun, SettingsError):
         raise  # the command says why
     except (GroupFailed, RankLost) as error:
@@ -167,7 +189,7 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
     gc.freeze()
     status = 0
     try:
-        _event_loop_run()(serve(loaded, settings, alone=alone))
+        _event_loop_run()(serve(loaded, settings, alone=alone, watched=watched))
     except* (Refused, RouterNotTrusted, OSError) as group:
         log.error("%s", first(group))  # noqa: TRY400
         status = EXIT_CONFIG

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from headrace.engine.result import EndedSequence, StepResult
 from headrace.engine.sequence import Key
 from headrace.wire.frames import Load, Submit
+from headrace.worker.endpoint.totals import EngineTotals
 from headrace.worker.log_format import fields
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class WorkerLog:
     model: str
     blocks: int
     lines_per_s: int
+    totals: EngineTotals = field(default_factory=EngineTotals)
     _legs: dict[Key, _Leg] = field(default_factory=dict[Key, _Leg])
     _since: _Since = field(default_factory=_Since)
     _summed_s: float | None = None
@@ -89,10 +91,8 @@ class WorkerLog:
 
     def stepped(self, result: StepResult, now_s: float) -> None:
         """What a step gave."""
-        for answers in result.answers.values():
-            self._since.output_tokens += sum(len(output.ids) for output in answers.said)
-            if answers.columns is not None:
-                self._since.output_tokens += answers.columns.num_tokens
+        self.totals.stepped(result)
+        self._since.output_tokens += result.output_tokens
         for key in result.begun:
             if (leg := self._legs.get(key)) is not None:
                 leg.began_s = now_s
@@ -108,6 +108,7 @@ class WorkerLog:
         """Its router is gone, and all of its requests with it."""
         for key in [key for key in self._legs if key.link == link]:
             del self._legs[key]
+            self.totals.ended["router_left"] += 1
 
     def sum_up(self, load: Load, now_s: float) -> None:
         """Tell of the time since the last call, unless nothing happened and nothing runs."""
@@ -170,6 +171,7 @@ class WorkerLog:
         tpot_ms: float | None = None,
         came_s: float | None = None,
     ) -> None:
+        self.totals.ended[error or finish or ""] += 1
         if error is None:
             self._since.finished += 1
         else:

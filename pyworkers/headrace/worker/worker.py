@@ -33,6 +33,7 @@ from headrace.wire.frames import (
     Ticket,
 )
 from headrace.wire.links import Links
+from headrace.worker.endpoint.watched import WorkerReport
 from headrace.worker.grammar_compiler import GrammarCompiler
 from headrace.worker.membership import Membership
 from headrace.worker.other_prompts import of_others
@@ -368,6 +369,19 @@ class Worker:
             outbox.spent(grammars)
             if totals is not None:
                 outbox.totalled(totals)
+
+    def report(self) -> WorkerReport:
+        """What it is at, for whoever watches it. From its own loop."""
+        return WorkerReport(
+            worker=self._hello.worker,
+            model=self._hello.model,
+            role=self._hello.role,
+            joined=len(self._peers),
+            draining=self._drain_until_s is not None,
+            blocks=self._hello.capacity.blocks,
+            load=self.engine.load,
+            totals=self._log.totals.copy(),
+        )
 
     @property
     def summary(self) -> str:
