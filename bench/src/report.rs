@@ -53,6 +53,8 @@ pub(crate) struct Setting {
     pub(crate) ttft_errors: TtftErrors,
     /// Of simulated workers.
     pub(crate) preemptions: Option<u64>,
+    /// Where workers came and went.
+    pub(crate) autoscaled: Option<AutoscaleReport>,
     /// Where there are prefill workers.
     pub(crate) split: Option<Split>,
     /// Where workers are ranks of groups.
@@ -68,6 +70,19 @@ pub(crate) struct RouterMs {
     pub(crate) worker_queue: f64,
     /// The router's `--queue-timeout-ms`.
     pub(crate) queue_timeout: f64,
+}
+
+/// What an autoscaler did in a simulation.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct AutoscaleReport {
+    /// Workers that were there or starting, times the hours.
+    pub(crate) worker_hours: f64,
+    /// The same over the time of the run.
+    pub(crate) mean_workers: f64,
+    /// The most at one time.
+    pub(crate) peak_workers: usize,
+    pub(crate) started: usize,
+    pub(crate) stopped: usize,
 }
 
 /// Of each first token: how far its prediction was off, over what it took from the placement on.
@@ -123,6 +138,8 @@ pub(crate) struct Report {
     ttft_errors: TtftErrors,
     #[serde(skip_serializing_if = "Option::is_none")]
     preemptions: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    autoscaled: Option<AutoscaleReport>,
     /// Mean over the requests.
     tpot_ms: Option<f64>,
     tpot_quantiles_ms: Option<Quantiles>,
@@ -202,6 +219,7 @@ impl Report {
             speed: setting.speed,
             ttft_errors: setting.ttft_errors.clone(),
             preemptions: setting.preemptions,
+            autoscaled: setting.autoscaled,
             offered_per_s: setting.offered_per_s,
             requests_per_s: answers.len() as f64 / wall_s,
             tokens_per_s: completion_tokens as f64 / wall_s,

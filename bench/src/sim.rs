@@ -7,7 +7,8 @@ use std::time::Instant;
 use headrace_router::config::{Config, RouterArgs};
 use headrace_router::core::frame::StepCost;
 
-use self::world::{Fleet, World};
+use self::autoscale::AutoscaleArgs;
+use self::world::{Fleet, World, targets};
 use crate::BadInput;
 use crate::bound::bound_hit_rate;
 use crate::load::positive;
@@ -21,6 +22,7 @@ use crate::trace::{Requests, Scale, Slice, read_requests};
 
 mod again;
 mod arrival;
+mod autoscale;
 mod events;
 mod predictions;
 #[cfg(test)]
@@ -42,6 +44,8 @@ pub(crate) struct SimArgs {
     model: ModelArgs,
     #[command(flatten, next_help_heading = "Fleet")]
     roles: RoleArgs,
+    #[command(flatten, next_help_heading = "Fleet")]
+    scale_rules: AutoscaleArgs,
     /// What goes wrong, as for `headrace mock`; times are the simulation's. w8:die@0-60s joins after a minute.
     #[arg(long, value_name = "FAULT", help_heading = "Fleet")]
     fault: Vec<Fault>,
@@ -124,7 +128,10 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
     let began = Instant::now();
     let terms = args.model.terms(&engine)?;
     let (faults, priors) = (args.fault.clone(), args.model.step_prior);
-    let fleet = Fleet { roles, engine, terms, faults, priors, routers: args.routers };
+    let autoscale = args.scale_rules.rules(roles, args.routers, !faults.is_empty())?;
+    let targets = targets(args.slo);
+    let fleet =
+        Fleet { roles, engine, terms, faults, priors, routers: args.routers, autoscale, targets };
     let arrivals = arrival::arrivals(requests, scale, speed, args.spread, args.max_tokens);
     let mut world = World::new(&config, &fleet, arrivals, args.decisions.as_deref())?;
     let wall_s = world.run()? / 1e3;
@@ -141,6 +148,7 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
         speed: Some(speed),
         ttft_errors: world.predictions().report(),
         preemptions: Some(world.preemptions()),
+        autoscaled: world.autoscaled(),
         run_s: Some(began.elapsed().as_secs_f64()),
         split: (roles.prefill > 0).then(|| world.split()),
         groups: world.rounds().report(),

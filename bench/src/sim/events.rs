@@ -31,6 +31,10 @@ pub(super) enum Event {
     },
     /// Something that other workers did is due on a worker.
     News(usize),
+    /// The autoscaler looks at what is needed.
+    Scales,
+    /// A worker that it started is there.
+    Started(usize),
     /// The router looks after everything that no frame looks after; idle workers give a sign of life.
     Sweep,
 }

@@ -154,3 +154,63 @@ fn logged_decisions_come_out_the_same_and_a_changed_one_does_not() {
     assert!(error.contains(":1: missing field"), "{error}");
     std::fs::remove_file(&log).unwrap();
 }
+
+/// Two requests a second for ten minutes, then twenty a second for five, then none but a few.
+fn step_in_load() -> Requests {
+    let times = (0..1_200).map(|i| f64::from(i) * 500.0);
+    let times = times.chain((0..6_000).map(|i| 600e3 + f64::from(i) * 50.0));
+    let times = times.chain((0..120).map(|i| 900e3 + f64::from(i) * 10e3));
+    let rows = times.enumerate().map(|(number, at_ms)| Row {
+        at_ms,
+        input_tokens: 64,
+        output_tokens: 8,
+        blocks: (0..4).map(|place| number as u64 * 8 + place).collect(),
+        session: None,
+    });
+    Requests { name: "a step in load".into(), block_tokens: 16, rows: rows.collect() }
+}
+
+#[test]
+fn a_fleet_that_follows_the_need_grows_with_the_load_and_shrinks_after_it() {
+    let flags = "--workers 8 --autoscale 1 --autoscale-start-s 30 --slo ttft=1s";
+    let scaled = sim(flags, &step_in_load());
+    assert_eq!(scaled, sim(flags, &step_in_load()), "the same each time");
+    let (fixed, least) =
+        (sim("--workers 8 --slo ttft=1s", &step_in_load()), sim("--workers 1", &step_in_load()));
+    let did = &scaled["autoscaled"];
+    let peak = did["peak_workers"].as_u64().unwrap();
+    assert!((3..=6).contains(&peak), "{did}");
+    let mean = did["mean_workers"].as_f64().unwrap();
+    assert!(1.0 < mean && mean < 3.0, "{did}");
+    assert_eq!(did["started"].as_u64().unwrap(), peak - 1, "{did}");
+    assert!(did["stopped"].as_u64().unwrap() >= peak - 2, "{did}");
+    let hours = mean * scaled["wall_s"].as_f64().unwrap() / 3_600.0;
+    assert!((did["worker_hours"].as_f64().unwrap() - hours).abs() < 1e-9, "{did}");
+    // nobody fails, also where workers drain, and the wait is that of neither fleet
+    assert_eq!((&scaled["errors"], &fixed["autoscaled"]), (&Value::from(0), &Value::Null));
+    let ttft = |report: &Value| report["ttft_ms"]["mean"].as_f64().unwrap();
+    assert!(ttft(&fixed) < ttft(&scaled), "{} {}", ttft(&fixed), ttft(&scaled));
+    assert!(least["errors"].as_u64().unwrap() > 0 || ttft(&scaled) < ttft(&least) / 5.0);
+}
+
+#[test]
+fn fleets_that_no_autoscaler_is_for_are_refused_by_name() {
+    for (flags, why) in [
+        ("--workers 2 --autoscale 3", "3 is more than --workers 2"),
+        ("--prefill 1 --decode 1 --autoscale 1", "--workers alone"),
+        ("--workers 4 --ep 2 --autoscale 2", "--workers alone"),
+        ("--workers 2 --autoscale 1 --routers 2", "--routers"),
+        ("--workers 2 --autoscale 1 --fault w0:die@0-60s", "--fault"),
+    ] {
+        let args =
+            ["sim"].into_iter().chain(COST.split_whitespace()).chain(flags.split_whitespace());
+        let error = simulate(&Flags::parse_from(args).sim, &requests(2, 2)).unwrap_err();
+        assert!(error.to_string().contains(why), "{flags}: {error}");
+    }
+    for wrong in ["0", "-1", "x", ""] {
+        let args = ["sim", "TRACE", "--workers", "2", "--autoscale", wrong];
+        assert!(Flags::try_parse_from(args).is_err(), "{wrong}");
+    }
+    let alone = ["sim", "TRACE", "--autoscale-start-s", "3"];
+    assert!(Flags::try_parse_from(alone).is_err(), "it says nothing without --autoscale");
+}

@@ -11,7 +11,7 @@ use headrace_router::core::frame::{
 };
 use headrace_router::core::scheduler::{Given, Joining, Scheduler, Withdrawal};
 
-use super::world::Fleet;
+use super::world::{Fleet, Lifecycle};
 use crate::mock::engine::{Engine, EngineConfig, StepResult};
 use crate::mock::fault::Mischief;
 use crate::random::Random;
@@ -30,6 +30,8 @@ pub(super) struct SimWorker {
     priors: bool,
     /// Its link, while it has one.
     pub(super) link: Option<Link>,
+    /// What an autoscaler made of it.
+    pub(super) lifecycle: Lifecycle,
     /// Of the step that runs: its ms.
     pub(super) step_ms: Option<f64>,
     /// Of that, its own, and whether there is nothing in it.
@@ -74,6 +76,7 @@ impl SimWorker {
             kv_block_bytes: fleet.terms.block_bytes,
             priors: fleet.priors,
             link: None,
+            lifecycle: Lifecycle::Running,
             step_ms: None,
             own_ms: 0.0,
             empty: false,

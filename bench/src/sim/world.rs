@@ -10,10 +10,14 @@ use headrace_router::config::Config;
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::dispatch::{Dispatch, Refusal, Submitted};
 use headrace_router::core::frame::RequestId;
-use headrace_router::core::scheduler::{Placement, PlacementRequest, RoutingRules, Scheduler};
+use headrace_router::core::scheduler::{
+    Placement, PlacementRequest, RoutingRules, Scheduler, Targets,
+};
 
 use self::legs::SimLeg;
+pub(super) use self::scaling::{Lifecycle, targets};
 use super::arrival::{Arrival, State};
+use super::autoscale::{AutoscaleRules, Autoscaler};
 use super::events::{Event, Events};
 use super::predictions::Predictions;
 use super::worker::SimWorker;
@@ -23,11 +27,12 @@ use crate::mock::fault::Fault;
 use crate::mock::lockstep::RoundSums;
 use crate::mock::worker::Roles;
 use crate::random::Random;
-use crate::report::Split;
 use crate::report::sample::Sample;
+use crate::report::{AutoscaleReport, Split};
 
 mod legs;
 mod rounds;
+mod scaling;
 mod workers;
 
 /// Workers as they are asked for.
@@ -41,6 +46,10 @@ pub(super) struct Fleet {
     pub(super) priors: bool,
     /// Routers that share the fleet.
     pub(super) routers: usize,
+    /// Workers that come and go.
+    pub(super) autoscale: Option<AutoscaleRules>,
+    /// What they are counted for.
+    pub(super) targets: Targets,
 }
 
 /// See the head of this file.
@@ -70,6 +79,8 @@ pub(super) struct World {
     split: Split,
     roles: Roles,
     rounds: RoundSums,
+    autoscaler: Option<Autoscaler>,
+    targets: Targets,
     decisions: Option<BufWriter<std::fs::File>>,
     log_error: Option<std::io::Error>,
 }
@@ -125,6 +136,8 @@ impl World {
             split: Split::default(),
             roles: fleet.roles,
             rounds: RoundSums::default(),
+            autoscaler: fleet.autoscale.map(Autoscaler::new),
+            targets: fleet.targets,
             decisions: decisions.map(log).transpose()?,
             log_error: None,
         })
@@ -135,7 +148,17 @@ impl World {
     /// # Errors
     /// The decisions could not be written.
     pub(super) fn run(&mut self) -> anyhow::Result<f64> {
-        for worker in 0..self.workers.len() {
+        let there = match &self.autoscaler {
+            Some(scaler) => {
+                self.events.at(scaler.rules.every_ms, Event::Scales);
+                scaler.rules.least
+            }
+            None => self.workers.len(),
+        };
+        for worker in &mut self.workers[there..] {
+            worker.lifecycle = Lifecycle::Stopped;
+        }
+        for worker in 0..there {
             self.change(worker);
         }
         // those of one moment race each other through the router's front
@@ -157,6 +180,8 @@ impl World {
                 Event::Silent { worker, life } => self.silent(worker, life),
                 Event::Lost { worker, life } => self.lost(worker, life),
                 Event::News(worker) => self.hear(worker),
+                Event::Scales => self.scale(),
+                Event::Started(worker) => self.started(worker),
                 Event::Sweep => self.sweep(),
             }
         }
@@ -178,6 +203,11 @@ impl World {
     /// Times that an engine took blocks from one answer for another.
     pub(super) fn preemptions(&self) -> u64 {
         self.workers.iter().map(|worker| worker.engine.preemptions()).sum()
+    }
+
+    /// What the autoscaler did until the end.
+    pub(super) fn autoscaled(&self) -> Option<AutoscaleReport> {
+        self.autoscaler.as_ref().map(|scaler| scaler.report(self.now_ms))
     }
 
     /// What became of requests on two workers.

@@ -186,7 +186,7 @@ impl World {
     }
 
     /// The router loses a worker and all that it was to answer.
-    fn leave(&mut self, place: usize, why: &str) {
+    pub(super) fn leave(&mut self, place: usize, why: &str) {
         if let Some(link) = self.workers[place].link.take() {
             for router in &mut self.routers {
                 router.worker_left(link.id, self.now_ms);
