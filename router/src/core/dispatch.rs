@@ -9,7 +9,9 @@ use crate::core::admission::{Admission, Class, Entry, QueueBound, QueueRules};
 use crate::core::candidate::WorkerId;
 use crate::core::decision::NoPlace;
 use crate::core::frame::RequestId;
-use crate::core::scheduler::{Ended, LegOutput, Placement, PlacementRequest, Scheduler};
+use crate::core::scheduler::{
+    Ended, LegOutput, ModelDemand, Placement, PlacementRequest, Scheduler, WaitingPrompts,
+};
 
 /// Nobody is told to come back sooner or later than this.
 const RETRY_AFTER_MS: std::ops::RangeInclusive<f64> = 1_000.0..=600_000.0;
@@ -79,6 +81,7 @@ impl<T, W> Dispatch<T, W> {
         if wanted.resumes {
             return self.go_on(wanted, item, now_ms);
         }
+        self.scheduler.arrived(wanted.prompt_tokens, now_ms);
         if let Some(refusal) = self.too_late(&wanted, now_ms) {
             return Submitted::Refused(refusal, item);
         }
@@ -187,6 +190,13 @@ impl<T, W> Dispatch<T, W> {
 
     fn settle(&mut self, ended: &Ended) {
         self.queue.charge(ended.tenant, ended.block_seconds - ended.expected_block_seconds);
+    }
+
+    /// What is asked of the model's workers.
+    #[must_use]
+    pub fn asked(&self, now_ms: f64) -> ModelDemand {
+        let waiting = WaitingPrompts { requests: self.queue.len(), tokens: self.queue.tokens() };
+        self.scheduler.asked(waiting, now_ms)
     }
 
     /// Set if the first token is predicted to come after the deadline, wherever the request goes.

@@ -32,7 +32,7 @@ pub use self::words::Word;
 use self::words::words;
 
 /// Version of this protocol. A peer that speaks another one is refused with both numbers ([`OtherVersion`]).
-pub const PROTOCOL: u16 = 6;
+pub const PROTOCOL: u16 = 7;
 
 /// Longest frame body in bytes. A longer one closes the link.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -159,6 +159,8 @@ pub struct Load {
     pub running: u32,
     /// Requests that wait inside the worker.
     pub waiting: u32,
+    /// Times since its start that a running request gave its blocks back, to be computed again later.
+    pub preemptions: u64,
 }
 
 words! {

@@ -9,15 +9,14 @@ mod booking;
 mod candidates;
 mod claims;
 mod credit;
+mod demand;
 mod groups;
 mod holdings;
 mod leftovers;
 mod legs;
-mod lengths;
 mod measured;
 mod placement;
 mod predictions;
-mod pressure;
 mod view;
 mod worker;
 
@@ -35,15 +34,15 @@ use crate::core::policy::PolicyName;
 pub use self::apply::{Applied, Applying};
 pub use self::claims::Doubt;
 pub use self::credit::Withdrawal;
+use self::demand::DemandRecord;
+pub use self::demand::{Binding, Forecast, ModelDemand, Needs, RoleFleet, Targets, WaitingPrompts};
 pub use self::holdings::Tier;
 use self::holdings::{Holdings, Overlaps};
 pub use self::leftovers::Leftovers;
 use self::legs::BookedLeg;
 pub use self::legs::{Begun, Ended, Given, LegDeadlines, LegOutput};
-use self::lengths::AnswerLengths;
 use self::measured::Measured;
 pub use self::placement::{NotPlaced, Placement, PlacementRequest, PrefillLeg};
-use self::pressure::Pressures;
 pub use self::view::{SourceView, WorkerView};
 use self::worker::Worker;
 
@@ -104,10 +103,7 @@ pub struct Scheduler<W = ()> {
     weighed: Weighed,
     chooser: Chooser,
     shadow: Option<Chooser>,
-    lengths: AnswerLengths,
-    /// Share of prompt tokens that had to be computed, of late.
-    uncached_share: f64,
-    pressure: Pressures,
+    demand: DemandRecord,
     /// Workers whose word about their speed began or ended to count, for the caller to tell.
     doubts: Vec<(WorkerId, Option<Doubt>)>,
 }
@@ -133,9 +129,7 @@ impl<W> Scheduler<W> {
             weighed: Weighed::default(),
             chooser: Chooser::new(rules.policy, rules.seed),
             shadow: rules.shadow.map(|policy| Chooser::new(policy, rules.seed ^ 1)),
-            lengths: AnswerLengths::default(),
-            uncached_share: 1.0,
-            pressure: Pressures::default(),
+            demand: DemandRecord::default(),
             doubts: Vec::new(),
             keeps_candidates: false,
             rules,
@@ -274,7 +268,7 @@ impl<W> Scheduler<W> {
         }
         let worker = &mut self.workers[i];
         let prompts_ms = worker.report(step, given, sets_the_pace, now_ms);
-        self.pressure.of(worker.role).computed(prompts_ms, now_ms);
+        self.demand.pressure.of(worker.role).computed(prompts_ms, now_ms);
         let silent = worker.credit.silent();
         if silent.is_some() {
             self.forget_blocks(i);

@@ -14,9 +14,6 @@ use crate::core::decision::{Decision, decide};
 use crate::core::estimate::Estimate;
 use crate::core::frame::{RequestId, Role};
 
-/// Weight of each prompt that is computed in the share of prompts that has to be. A guess: some fifty prompts count.
-const PROMPT_WEIGHT: f64 = 0.02;
-
 /// A half of a placement, or all of it.
 struct Half<'a> {
     request: RequestId,
@@ -125,6 +122,7 @@ impl<W> Scheduler<W> {
         worker.book(half.request, &leg, ask.output_tokens, now_ms);
         let expected_block_seconds = leg.expected_block_seconds;
         let lease_ms = leg.lease_ms;
+        self.demand.placed(leg.part);
         self.legs.insert(half.request, leg);
         if booked {
             self.lease(half.request, lease_ms);
@@ -166,8 +164,7 @@ impl<W> Scheduler<W> {
         worker.begun(request, leg);
         if leg.part != LegPart::Decode {
             worker.claims.gave(leg.prompt_tokens.saturating_sub(cached_tokens).into());
-            let uncached = 1.0 - f64::from(cached_tokens) / f64::from(leg.prompt_tokens.max(1));
-            self.uncached_share += PROMPT_WEIGHT * (uncached.clamp(0.0, 1.0) - self.uncached_share);
+            self.demand.found(leg.prompt_tokens, cached_tokens);
         }
         let held_tokens = leg.held_blocks * self.block_tokens;
         let withdrawn = worker.credit.audit(held_tokens, cached_tokens, self.block_tokens);
@@ -237,7 +234,7 @@ impl<W> Scheduler<W> {
             }
         }
         if output.complete {
-            self.lengths.ended(leg.tenant, output.tokens);
+            self.demand.lengths.ended(leg.tenant, output.tokens);
         }
         Some(leg.ended(output.tokens, self.block_tokens, now_ms))
     }
@@ -273,7 +270,7 @@ impl<W> Scheduler<W> {
         };
         let of_those_meant_for_it = rate(|worker| worker.role != Role::Decode);
         let rate = if of_those_meant_for_it > 0.0 { of_those_meant_for_it } else { rate(|_| true) };
-        if rate > 0.0 { waiting_tokens as f64 * self.uncached_share / rate } else { 0.0 }
+        if rate > 0.0 { waiting_tokens as f64 * self.demand.uncached_share / rate } else { 0.0 }
     }
 
     /// One more leg could go to this worker now, as far as it depends on the worker.

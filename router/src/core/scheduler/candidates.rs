@@ -20,7 +20,7 @@ impl<W> Scheduler<W> {
         Ask {
             prompt_tokens: wanted.prompt_tokens,
             max_tokens: wanted.max_tokens,
-            output_tokens: self.lengths.of(wanted.tenant).min(wanted.max_tokens.into()),
+            output_tokens: self.demand.lengths.of(wanted.tenant).min(wanted.max_tokens.into()),
             block_tokens: self.block_tokens,
             block_bytes: self.block_bytes(),
             session: wanted.session.as_deref().map(digest),
@@ -38,7 +38,7 @@ impl<W> Scheduler<W> {
         let pressure = [Role::Prefill, Role::Both].map(|role| {
             let of_kind = |worker: &&Worker<W>| worker.decodes() == (role != Role::Prefill);
             let open = self.workers.iter().filter(of_kind).filter(|worker| worker.open).count();
-            self.pressure.of(role).at(open, now_ms)
+            self.demand.pressure.of(role).at(open, now_ms)
         });
         // one that generates nothing leaves no KV that somebody else could go on with
         let splits = wanted.max_tokens > 0 && self.block_bytes() > 0;
@@ -58,7 +58,7 @@ impl<W> Scheduler<W> {
                 Found::default()
             };
             candidate.worker_load.pressure = pressure[usize::from(worker.decodes())];
-            candidate.worker_load.reuse = (1.0 - self.uncached_share).max(0.0);
+            candidate.worker_load.reuse = (1.0 - self.demand.uncached_share).max(0.0);
             let tokens = |blocks: u32| blocks * self.block_tokens;
             let awaits = worker.computes(
                 &wanted.keys[..found.booked as usize],
@@ -71,7 +71,7 @@ impl<W> Scheduler<W> {
                 let needs = Wanted { prompt_tokens: wanted.prompt_tokens, keys };
                 let used = candidate.worker_load.blocks_used;
                 candidate.queue.room_ms =
-                    worker.room_ms(&needs, used, &self.lengths, self.block_tokens);
+                    worker.room_ms(&needs, used, &self.demand.lengths, self.block_tokens);
             }
             let pulls = splits && worker.decodes() && worker.kv_block_bytes > 0;
             candidate.excluded = exclusion(worker, wanted, hopeless);
@@ -154,7 +154,7 @@ impl<W> Scheduler<W> {
         let demand = Demand {
             prompt_tokens: 1.0,
             cached_tokens: 0.0,
-            output_tokens: self.lengths.usual(),
+            output_tokens: self.demand.lengths.usual(),
             block_tokens: self.block_tokens.into(),
         };
         // all that is ahead, whatever a short prompt may overtake of it

@@ -1,8 +1,10 @@
 //! The scheduler's book-keeping: what is booked is given back, what is promised is checked, what is announced is counted.
 
 mod apply;
+mod asked;
 mod claims;
 mod credit;
+
 mod figures;
 mod groups;
 mod learning;

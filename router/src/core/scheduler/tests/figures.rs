@@ -48,7 +48,7 @@ fn who_comes_later_waits_for_workers_of_his_kind() {
 
 #[test]
 fn a_fleet_without_a_pause_is_nine_tenths_busy_at_most() {
-    let mut pressure = pressure::Pressure::default();
+    let mut pressure = demand::pressure::Pressure::default();
     for n in 1..10_000 {
         pressure.computed(100.0, 100.0 * f64::from(n));
     }
@@ -198,7 +198,7 @@ fn a_worker_keeps_room_for_answers_as_long_as_answers_are_and_for_a_block_more_a
     assert!(room_ms(&mut scheduler, 61, 0).is_some());
     scheduler.end(RequestId(3), LegOutput::default(), 300.0).unwrap();
     for _ in 0..1_000 {
-        scheduler.lengths.ended(0, 10);
+        scheduler.demand.lengths.ended(0, 10);
     }
     // both are longer than answers are: two blocks are kept, and 94 free
     assert_eq!(room_ms(&mut scheduler, 93, 0), None);

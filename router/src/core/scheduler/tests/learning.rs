@@ -3,7 +3,7 @@
 use super::*;
 
 /// Reports of steps that cost `times` what `COST` says.
-fn teach(scheduler: &mut Scheduler, id: u32, times: f64, steps: std::ops::Range<u64>) {
+pub(super) fn teach(scheduler: &mut Scheduler, id: u32, times: f64, steps: std::ops::Range<u64>) {
     for number in steps {
         let (tokens, rows) = (37 * number % 2_000, number % 8);
         let mut step = report(number, u32::try_from(tokens).unwrap(), Load::default());
@@ -83,7 +83,7 @@ fn answers_teach_how_long_answers_are() {
 
 #[test]
 fn a_busy_fleet_holds_work_dearer_than_an_idle_one() {
-    let mut pressure = pressure::Pressure::default();
+    let mut pressure = demand::pressure::Pressure::default();
     assert_eq!(pressure.at(2, 0.0), 0.0);
     let mut now_ms = 0.0;
     while now_ms < 300_000.0 {

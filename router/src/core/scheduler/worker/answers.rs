@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Worker;
 use crate::core::frame::RequestId;
-use crate::core::scheduler::lengths::AnswerLengths;
+use crate::core::scheduler::demand::lengths::AnswerLengths;
 
 /// An answer that is being generated.
 #[derive(Debug)]

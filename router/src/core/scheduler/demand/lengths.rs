@@ -32,7 +32,7 @@ impl Sum {
 
 /// See the head of this file.
 #[derive(Debug)]
-pub(super) struct AnswerLengths {
+pub(in crate::core::scheduler) struct AnswerLengths {
     all: Sum,
     tenants: [Sum; TENANTS],
     /// By the power of two that they reach; they fade together.
@@ -51,7 +51,7 @@ impl Default for AnswerLengths {
 
 impl AnswerLengths {
     /// An answer of a tenant ended by itself.
-    pub(super) fn ended(&mut self, tenant: u64, tokens: u32) {
+    pub(in crate::core::scheduler) fn ended(&mut self, tenant: u64, tokens: u32) {
         let length = f64::from(tokens);
         self.all.add(length);
         self.tenants[place(tenant)].add(length);
@@ -64,17 +64,17 @@ impl AnswerLengths {
     }
 
     /// Tokens of an answer, of any tenant.
-    pub(super) fn usual(&self) -> f64 {
+    pub(in crate::core::scheduler) fn usual(&self) -> f64 {
         self.all.mean(FIRST_TOKENS, 1.0)
     }
 
     /// Tokens of an answer of this tenant.
-    pub(super) fn of(&self, tenant: u64) -> f64 {
+    pub(in crate::core::scheduler) fn of(&self, tenant: u64) -> f64 {
         self.tenants[place(tenant)].mean(self.usual(), ENOUGH)
     }
 
     /// Tokens to come of an answer that has so many: the mean of what longer ones had more.
-    pub(super) fn rest(&self, tokens: f64) -> f64 {
+    pub(in crate::core::scheduler) fn rest(&self, tokens: f64) -> f64 {
         let (mut answers, mut more) = (0.0, 0.0);
         for (i, class) in self.classes.iter().enumerate() {
             let least = f64::from(1_u32 << i);

@@ -9,13 +9,13 @@ const MOST: f64 = 0.9;
 
 /// That of the workers that only compute prompts, and that of the others: who comes later waits for his own kind.
 #[derive(Debug, Default)]
-pub(super) struct Pressures {
+pub(in crate::core::scheduler) struct Pressures {
     prefill: Pressure,
     others: Pressure,
 }
 
 impl Pressures {
-    pub(super) fn of(&mut self, role: Role) -> &mut Pressure {
+    pub(in crate::core::scheduler) fn of(&mut self, role: Role) -> &mut Pressure {
         match role {
             Role::Prefill => &mut self.prefill,
             Role::Decode | Role::Both => &mut self.others,
@@ -27,7 +27,7 @@ impl Pressures {
 /// come later wait `u / (1 - u)` ms in all (M/G/1): nothing on an idle fleet, as much again at one half, nine times at 90 %.
 /// So a cache hit is worth the more the busier the fleet is, without a weight to tune.
 #[derive(Debug, Default)]
-pub(super) struct Pressure {
+pub(in crate::core::scheduler) struct Pressure {
     /// Ms of prompt work, fading with the window.
     work_ms: f64,
     at_ms: f64,
@@ -36,7 +36,7 @@ pub(super) struct Pressure {
 
 impl Pressure {
     /// A step computed prompts for so many ms.
-    pub(super) fn computed(&mut self, ms: f64, now_ms: f64) {
+    pub(in crate::core::scheduler) fn computed(&mut self, ms: f64, now_ms: f64) {
         if !ms.is_finite() {
             return;
         }
@@ -46,7 +46,7 @@ impl Pressure {
     }
 
     /// Ms of waiting by others for a ms of work, in a fleet of so many workers.
-    pub(super) fn at(&self, workers: usize, now_ms: f64) -> f64 {
+    pub(in crate::core::scheduler) fn at(&self, workers: usize, now_ms: f64) -> f64 {
         let Some(since_ms) = self.since_ms else { return 0.0 };
         // work since the start only, until the window has passed once
         let window = WINDOW_MS * (1.0 - (-(now_ms - since_ms) / WINDOW_MS).exp());
