@@ -1,4 +1,4 @@
-"""Exit status 0 if the router at the URL answers with 200: HEALTHCHECK of an image that has neither shell nor curl."""
+"""Exit status 0 if the URL answers with 200: the check of an image that has neither shell nor curl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIMEOUT_S = 2.0
 
 
 def answers(url: str) -> bool:
-    # the router of this container: its certificate names the service, not the loopback address
+    # of this container: a router's certificate names the service, not the loopback address
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .more_panels import DEGRADED, ERRORS, GROUPS, PREDICTIONS, ROUTERS, WORKERS
+from .more_panels import DEGRADED, ERRORS, GROUPS, PREDICTIONS, ROUTERS, SCALING, WORKERS
 from .panels import CACHE, LATENCY, QUEUE, SUMMARY, TRAFFIC, Panel, Row
 
 FILE = Path(__file__).with_name("headrace.json")
 ROWS = (
     *(SUMMARY, LATENCY, TRAFFIC, QUEUE, CACHE, PREDICTIONS),
-    *(WORKERS, ERRORS, DEGRADED, ROUTERS, GROUPS),
+    *(WORKERS, SCALING, ERRORS, DEGRADED, ROUTERS, GROUPS),
 )
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24  # of Grafana's grid
@@ -51,7 +51,10 @@ VARIABLES: list[dict[str, Any]] = [
         "instance", "Router", 'label_values(headrace_build_info{job="$job"}, instance)', many=True
     ),
     variable(
-        "model", "Model", 'label_values(headrace_worker_blocks{job="$job"}, model)', many=True
+        "model",
+        "Model",
+        'label_values(headrace_completion_tokens_total{job="$job"}, model)',
+        many=True,
     ),
 ]
 

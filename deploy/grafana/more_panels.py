@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from .panels import OF_MODEL, ROUTER, Panel, Query, Row, mean, quantiles, rate, value
+from .panels import (
+    OF_MODEL,
+    RATE,
+    ROUTER,
+    Panel,
+    Query,
+    Row,
+    mean,
+    quantile,
+    quantiles,
+    rate,
+    value,
+)
 
 PREDICTIONS = Row(
     "Predictions",
@@ -82,6 +94,71 @@ WORKERS = Row(
                 ),
             ),
             unit="s",
+        ),
+        Panel(
+            title="Steps, p99",
+            about="Duration of the steps of each worker.",
+            queries=(
+                Query(
+                    quantile(0.99, "headrace_worker_step_duration_seconds", OF_MODEL, by="worker"),
+                    "{{worker}}",
+                ),
+            ),
+            unit="s",
+        ),
+        Panel(
+            title="Time to first token by worker, p95",
+            about="From the placement of a leg to the first token of its worker.",
+            queries=(
+                Query(
+                    quantile(0.95, "headrace_worker_ttft_seconds", OF_MODEL, by="worker"),
+                    "{{worker}}",
+                ),
+            ),
+            unit="s",
+        ),
+        Panel(
+            title="Inter-token latency by worker, p95",
+            about="From step to step of one answer.",
+            queries=(
+                Query(
+                    quantile(0.95, "headrace_worker_itl_seconds", OF_MODEL, by="worker"),
+                    "{{worker}}",
+                ),
+            ),
+            unit="s",
+        ),
+        Panel(
+            title="Tokens by worker",
+            about="Tokens that each worker generated for these routers. Workers beyond 256 are together in `other`.",
+            queries=(
+                Query(
+                    rate("headrace_worker_output_tokens_total", OF_MODEL, by="worker"), "{{worker}}"
+                ),
+            ),
+            stacked=True,
+        ),
+        Panel(
+            title="Prompt tokens by worker",
+            about="Prompt tokens that each worker computed, whoever sent them.",
+            queries=(
+                Query(
+                    f"max by (worker) (rate(headrace_worker_prompt_tokens_total{{{OF_MODEL}}}[{RATE}]))",
+                    "{{worker}}",
+                ),
+            ),
+            stacked=True,
+        ),
+        Panel(
+            title="Preemptions",
+            about="Times that a worker took the blocks of a running request: its pool is too small for what it runs.",
+            queries=(
+                Query(
+                    f"max by (worker) (rate(headrace_worker_preemptions_total{{{OF_MODEL}}}[{RATE}]))",
+                    "{{worker}}",
+                ),
+            ),
+            unit="ops",
         ),
         Panel(
             title="Silence",
@@ -227,6 +304,48 @@ DEGRADED = Row(
                 Query(rate("headrace_response_store_errors_total"), "response store errors"),
             ),
             unit="ops",
+        ),
+    ),
+)
+
+SCALING = Row(
+    "Scaling",
+    (
+        Panel(
+            title="Workers that are needed",
+            about="What it takes to keep the limits by the router's word, beside the workers that take requests.",
+            queries=(
+                Query(
+                    f"max by (model, role) (headrace_scale_needed_workers{{{OF_MODEL}}})",
+                    "needed {{model}} {{role}}",
+                ),
+                Query(
+                    f"max by (model, role) (headrace_scale_workers{{{OF_MODEL}}})",
+                    "there {{model}} {{role}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Predicted wait for a worker's turn",
+            about="Of nine in ten prompts, at most, with the workers that there are.",
+            queries=(
+                Query(
+                    f"max by (model, role) (headrace_scale_predicted_queue_seconds{{{OF_MODEL}}})",
+                    "{{model}} {{role}}",
+                ),
+            ),
+            unit="s",
+        ),
+        Panel(
+            title="Predicted utilisation",
+            about="Share of their time that workers spend on prompts and answers.",
+            queries=(
+                Query(
+                    f"max by (model, role) (headrace_scale_utilisation{{{OF_MODEL}}})",
+                    "{{model}} {{role}}",
+                ),
+            ),
+            unit="percentunit",
         ),
     ),
 )

@@ -45,12 +45,15 @@ def rate(metric: str, matchers: str = ROUTER, by: str = "") -> str:
     return f"sum{f' by ({by})' if by else ''} (rate({metric}{{{matchers}}}[{RATE}]))"
 
 
-def quantiles(metric: str) -> tuple[Query, ...]:
+def quantile(q: float, metric: str, matchers: str = ROUTER, by: str = "") -> str:
+    """A percentile of a histogram."""
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({q}, {rate(f'{metric}_bucket', matchers, by=labels)})"
+
+
+def quantiles(metric: str, matchers: str = ROUTER) -> tuple[Query, ...]:
     """Median, 95th and 99th percentile of a histogram of seconds."""
-    return tuple(
-        Query(f"histogram_quantile({q}, {rate(f'{metric}_bucket', by='le')})", f"p{q * 100:g}")
-        for q in (0.5, 0.95, 0.99)
-    )
+    return tuple(Query(quantile(q, metric, matchers), f"p{q * 100:g}") for q in (0.5, 0.95, 0.99))
 
 
 def mean(metric: str) -> str:
@@ -92,14 +95,14 @@ SUMMARY = Row(
         Panel(
             title="Time to first token, p95",
             about="From the arrival of a request to its first token.",
-            queries=(quantiles("headrace_ttft_seconds")[1],),
+            queries=(quantiles("headrace_ttft_seconds", OF_MODEL)[1],),
             unit="s",
             stat=True,
         ),
         Panel(
             title="Time per token, p95",
             about="Mean time for each token of an answer after its first.",
-            queries=(quantiles("headrace_tpot_seconds")[1],),
+            queries=(quantiles("headrace_tpot_seconds", OF_MODEL)[1],),
             unit="s",
             stat=True,
         ),
@@ -145,31 +148,31 @@ LATENCY = Row(
         Panel(
             title="Time to first token",
             about="From the arrival of a request to its first token.",
-            queries=quantiles("headrace_ttft_seconds"),
+            queries=quantiles("headrace_ttft_seconds", OF_MODEL),
             unit="s",
         ),
         Panel(
             title="Inter-token latency",
             about="From step to step of one answer. A step of a worker that drafts may bring several tokens.",
-            queries=quantiles("headrace_itl_seconds"),
+            queries=quantiles("headrace_itl_seconds", OF_MODEL),
             unit="s",
         ),
         Panel(
             title="Time per output token",
             about="Mean time for each token of an answer after its first, over the answers that ended.",
-            queries=quantiles("headrace_tpot_seconds"),
+            queries=quantiles("headrace_tpot_seconds", OF_MODEL),
             unit="s",
         ),
         Panel(
             title="Whole requests",
             about="From the arrival of a request to the end of its last choice.",
-            queries=quantiles("headrace_request_seconds"),
+            queries=quantiles("headrace_request_seconds", OF_MODEL),
             unit="s",
         ),
         Panel(
             title="Wait for a worker",
             about="Time in the router's queue.",
-            queries=quantiles("headrace_queue_seconds"),
+            queries=quantiles("headrace_queue_seconds", OF_MODEL),
             unit="s",
         ),
         Panel(
@@ -188,9 +191,41 @@ TRAFFIC = Row(
             title="Tokens",
             about="Tokens of prompts, those of them that a cache had, and tokens generated.",
             queries=(
-                Query(rate("headrace_prompt_tokens_total"), "prompts"),
-                Query(rate("headrace_cached_tokens_total"), "of them cached"),
-                Query(rate("headrace_completion_tokens_total"), "answers"),
+                Query(rate("headrace_prompt_tokens_total", OF_MODEL), "prompts"),
+                Query(rate("headrace_cached_tokens_total", OF_MODEL), "of them cached"),
+                Query(rate("headrace_completion_tokens_total", OF_MODEL), "answers"),
+            ),
+        ),
+        Panel(
+            title="Requests by model",
+            about="Requests for answers and vectors, by model and by how they ended. `unknown`: models nobody serves.",
+            queries=(
+                Query(
+                    rate("headrace_requests_total", OF_MODEL, by="model, outcome"),
+                    "{{model}} {{outcome}}",
+                ),
+            ),
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            title="Ends of answers",
+            about="Choices that came to their end, by why.",
+            queries=(
+                Query(rate("headrace_finish_reasons_total", OF_MODEL, by="reason"), "{{reason}}"),
+            ),
+            unit="ops",
+            stacked=True,
+        ),
+        Panel(
+            title="Lengths",
+            about="Tokens of prompts and of answers of the requests that finished.",
+            queries=tuple(
+                Query(
+                    quantile(q, f"headrace_request_{what}_tokens", OF_MODEL), f"{what} p{q * 100:g}"
+                )
+                for what in ("prompt", "output")
+                for q in (0.5, 0.95)
             ),
         ),
         Panel(
@@ -283,7 +318,8 @@ CACHE = Row(
             about="Share of the prompt tokens that came from a prefix cache, and of promised tokens that did not.",
             queries=(
                 Query(
-                    f"{rate('headrace_cached_tokens_total')} / {rate('headrace_prompt_tokens_total')}",
+                    f"{rate('headrace_cached_tokens_total', OF_MODEL)}"
+                    f" / {rate('headrace_prompt_tokens_total', OF_MODEL)}",
                     "hits",
                 ),
                 Query(

@@ -128,7 +128,7 @@ def encode_outputs(
 def encode_step(
     numbers: tuple[int, int, int, int, int, int, int, int, int],
     ms: float,
-    load: tuple[int, int, int, int],
+    load: tuple[int, int, int, int, int],
     requests: NDArray[np.uint64],
     counts: _I64,
     ids: _I64,

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::config::{Config, Names};
 use crate::decisions::Decisions;
 use crate::decisions::log::DecisionLog;
+use crate::fleet::registry::VllmNames;
 use crate::fleet::{self, Registry, StartError};
 use crate::limits::key_ring::{KeyRing, KeysShown};
 use crate::limits::memory::Memory;
@@ -90,7 +91,7 @@ impl App {
         let bounds = config.bounds;
         let request_log = Arc::new(RequestLog::new(&config.log));
         let keys = KeyRing::new(&config.http.access);
-        let exposed = exposed(&metrics, &fleet, &keys);
+        let exposed = exposed(&metrics, &fleet, &keys, config.vllm_metrics);
         let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
         let origins = RwLock::new(Arc::new(config.http.access.origins.clone()));
         Ok(Arc::new(Self {
@@ -169,10 +170,18 @@ impl Drop for App {
     }
 }
 
-fn exposed(metrics: &Metrics, fleet: &Arc<Registry>, keys: &Arc<KeyRing>) -> MetricRegistry {
+fn exposed(
+    metrics: &Metrics,
+    fleet: &Arc<Registry>,
+    keys: &Arc<KeyRing>,
+    vllm_names: bool,
+) -> MetricRegistry {
     let mut exposed = MetricRegistry::default();
     metrics.register(&mut exposed);
     exposed.register_collector(Box::new(Arc::clone(fleet)));
+    if vllm_names {
+        exposed.register_collector(Box::new(VllmNames(Arc::clone(fleet))));
+    }
     if keys.now().are_asked_of_clients() {
         exposed.register_collector(Box::new(KeysShown(Arc::clone(keys))));
     }

@@ -72,6 +72,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// What is logged, and how.
     pub log: LogConfig,
+    /// Metrics have vLLM's names, too.
+    pub vllm_metrics: bool,
     /// What a service manager passes and wants to hear.
     pub service: ServiceConfig,
 }
@@ -261,6 +263,7 @@ impl TryFrom<RouterArgs> for Config {
 
     fn try_from(mut args: RouterArgs) -> Result<Self, ConfigError> {
         let log = log::check(&args)?;
+        let vllm_metrics = log::vllm_metrics(&args)?;
         let service = ServiceConfig::check(&args.service, std::process::id())?;
         service.place(&mut args)?;
         let routing = RoutingConfig::check(&args)?;
@@ -363,6 +366,7 @@ impl TryFrom<RouterArgs> for Config {
             routing,
             drain_timeout: Duration::from_millis(args.drain_timeout_ms),
             log,
+            vllm_metrics,
             service,
         })
     }

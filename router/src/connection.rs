@@ -78,13 +78,14 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
     let socket = Arc::new(Socket::new(stream, peer));
     let _open = clients.open.enter(&socket);
     let streams = socket.streams.clone();
-    let conversation = async move {
+    // on the heap: a future that is handed on by value has room in each of those that hand it on
+    let conversation = Box::pin(async move {
         let _ = socket.wire().stream.set_nodelay(true); // fails only on a socket that is gone
         tokio::select! {
             () = talk(&socket, clients) => {}
             () = clients.stopper.stopped() => {}
         }
-    };
+    });
     clients.gate.pass(&streams, conversation).await;
 }
 

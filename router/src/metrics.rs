@@ -5,9 +5,9 @@ mod exposition;
 mod grammars;
 mod http;
 mod kinds;
-mod labels;
 mod legs;
 mod links;
+mod models;
 mod recent;
 mod requests;
 mod responses;
@@ -24,10 +24,14 @@ pub use edges::{ByReload, Edges};
 pub use exposition::Exposition;
 pub use grammars::Grammars;
 pub use http::Http;
-pub use kinds::{Counter, Gauge, Histogram, Labelled, Observations, SecondsCounter};
-pub use labels::{ByAnswer, ByOutcome, ByPolicy, ByPull, ByReason, ByResult, ByStage};
+pub use kinds::labels::{ByAnswer, ByOutcome, ByPolicy, ByPull, ByReason, ByResult, ByStage};
+pub use kinds::{
+    Counter, Gauge, Histogram, Labelled, Observations, Seconds, SecondsCounter, Size, Tokens,
+    WordCounts,
+};
 pub use legs::Legs;
 pub use links::Links;
+pub use models::{AllTokens, ModelMetrics, Models, UNKNOWN};
 pub use recent::{Recent, RecentTimes};
 pub use requests::Requests;
 pub use responses::Responses;
@@ -45,8 +49,10 @@ pub struct Metrics {
     pub http: Http,
     /// Who comes in.
     pub edges: Edges,
-    /// Requests and their tokens.
+    /// Requests of all models.
     pub requests: Requests,
+    /// Requests and their tokens, by model.
+    pub models: Models,
     /// Grammars that answers are to follow.
     pub grammars: Grammars,
     /// Responses that are kept for clients.
@@ -71,6 +77,7 @@ impl Metrics {
         self.http.register(registry);
         self.edges.register(registry);
         self.requests.register(registry);
+        registry.register_collector(Box::new(self.models.clone()));
         self.grammars.register(registry);
         self.responses.register(registry);
         self.legs.register(registry);

@@ -15,6 +15,7 @@ use crate::limits::shares::{Account, Holder};
 use crate::prompt::{Prompt, StopStrings};
 
 pub use answer::{Answer, answer};
+pub(crate) use request_trace::Ends;
 pub use request_trace::{RequestTrace, Slo, Stages};
 
 /// A checked request: what `http` hands over. One job answers `n` choices of one prompt.

@@ -45,6 +45,7 @@ MET, MISSED = (
 )
 READY = 'headrace_workers{state="ready"}'
 FULL = 'headrace_refused_total{reason="queued tokens"}'
+TOKENS, OTHER_TOKENS = (f'headrace_completion_tokens_total{{model="{m}"}}' for m in ("m", "other"))
 NEVER_FREED = 'headrace_legs_total{outcome="never_freed"}'
 RSS, FDS = "process_resident_memory_bytes", "process_open_fds"
 LABELS = 'worker="w",model="m"'
@@ -139,9 +140,17 @@ CASES = [
     ),
     Case(
         alert="HeadraceStalled",
-        bad={"headrace_streams": "3x60", "headrace_completion_tokens_total": "0+9x9 90x60"},
+        bad={"headrace_streams": "3x60", TOKENS: "0+9x9 90x60", OTHER_TOKENS: "7x60"},
         # an idle router has no tokens either, and a busy one has moments without an answer in flight
-        good={"headrace_streams": "0x60", "headrace_completion_tokens_total": "0+9x9 90x60"},
+        good={"headrace_streams": "0x60", TOKENS: "0+9x9 90x60"},
+        not_yet_at="14m",
+        fires_at="18m",
+    ),
+    Case(
+        alert="HeadraceStalled",
+        bad={"headrace_streams": "3x60", TOKENS: "0+9x9 90x60"},
+        # nobody asks one of its models
+        good={"headrace_streams": "3x60", TOKENS: "7x60", OTHER_TOKENS: "0+9x60"},
         not_yet_at="14m",
         fires_at="18m",
     ),
@@ -190,6 +199,21 @@ CASES = [
         labels={"worker": "w", "model": "m"},
     ),
     Case(
+        alert="HeadraceFleetTooSmall",
+        bad={
+            'headrace_scale_needed_workers{model="m",role="both"}': "4x4 5x60",
+            'headrace_scale_workers{model="m",role="both"}': "4x64",
+        },
+        good={
+            'headrace_scale_needed_workers{model="m",role="both"}': "4x64",
+            'headrace_scale_workers{model="m",role="both"}': "4x64",
+        },
+        not_yet_at="22m",
+        fires_at="26m",
+        labels={"model": "m", "role": "both"},
+        by_job=True,
+    ),
+    Case(
         alert="HeadraceSpeedDoubted",
         bad={f"headrace_worker_speed_doubted{{{LABELS}}}": "0x4 1x60"},
         good={f"headrace_worker_speed_doubted{{{LABELS}}}": "0x60"},
@@ -210,13 +234,13 @@ CASES = [
         bad={
             "headrace_ttft_prediction_error_seconds_sum": grows(60),
             "headrace_ttft_prediction_error_seconds_count": grows(60),
-            "headrace_ttft_seconds_sum": grows(100),
+            'headrace_ttft_seconds_sum{model="m"}': grows(100),
         },
         # half of the time exactly, and as wrong as can be but of five requests a minute
         good={
             "headrace_ttft_prediction_error_seconds_sum": grows(60),
             "headrace_ttft_prediction_error_seconds_count": grows(5),
-            "headrace_ttft_seconds_sum": grows(100),
+            'headrace_ttft_seconds_sum{model="m"}': grows(100),
         },
         not_yet_at="29m",
         fires_at="40m",

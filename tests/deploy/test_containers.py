@@ -24,6 +24,7 @@ from deploy.docker.dockerfile import (
     sent_files,
     stages,
 )
+from headrace.worker.endpoint.pages import PATHS
 from helpers.command_line import STOP, refused
 from helpers.ports import held_ports
 from helpers.tools import hadolint
@@ -203,6 +204,29 @@ def test_the_commands_have_flags_that_the_programs_take(name: str) -> None:
     words = COMPOSE["services"][name]["command"]
     words = [word.replace("${HEADRACE_MODEL:-", "").rstrip("}") for word in words]
     assert refused(name, *words) == [STOP]
+
+
+def test_checks_ask_for_pages_that_there_are() -> None:
+    asked = {
+        name: COMPOSE["services"][name]["healthcheck"]["test"] for name in ("router", "worker")
+    }
+    (image,) = [stage for stage in stages(FILES[0].read_text()) if stage.name == "router"]
+    check = image.last("HEALTHCHECK")
+    assert check is not None
+    assert json.loads(check.text.removeprefix("CMD ")) == asked["router"][1:]
+    assert asked["router"][-1] == "http://127.0.0.1:8000/livez"
+    assert asked["worker"][:-1] == asked["router"][:-1]
+    port, path = asked["worker"][-1].removeprefix("http://127.0.0.1:").split("/")
+    assert f"--http-port={port}" in COMPOSE["services"]["worker"]["command"]
+    assert f"/{path}" in PATHS
+    for file in FILES:
+        script = [
+            step.words()[-1]
+            for stage in stages(file.read_text())
+            for step in stage.steps
+            if step.name == "COPY" and stage.name == "worker"
+        ]
+        assert asked["worker"][2] in script
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

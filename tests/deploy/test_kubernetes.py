@@ -12,9 +12,12 @@ import jsonschema
 import pytest
 import yaml
 
+from headrace.worker.endpoint.pages import PATHS
+from headrace.worker.endpoint.watched import ANSWER_S
 from helpers.command_line import STOP, refused
 from helpers.exported import of_page, problems
 from helpers.serving.fleet import Fleet
+from helpers.serving.server import eventually
 from helpers.tools import prometheus_tool
 
 ROOT = Path(__file__).parents[2]
@@ -238,6 +241,19 @@ def test_probes_ask_for_pages_that_a_router_has_under_names_of_its_ports(fleet: 
         assert answer.status == 200, probe
 
 
+def test_probes_ask_for_pages_that_a_worker_has_at_the_port_of_its_endpoint() -> None:
+    (spec,) = [spec for name, _, spec in pods() if name == "StatefulSet/headrace-worker"]
+    (container,) = spec["containers"]
+    (port,) = container["ports"]
+    assert f"--http-port={port['containerPort']}" in container["args"]
+    assert "--http-host=0.0.0.0" in container["args"], "probes come from outside of the pod"
+    for probe in ("livenessProbe", "readinessProbe"):
+        get = container[probe]["httpGet"]
+        assert get["port"] == port["name"]
+        assert get["path"] in PATHS
+    assert container["livenessProbe"]["timeoutSeconds"] > ANSWER_S, "its answer says what is wrong"
+
+
 def test_workers_find_a_router_that_is_not_ready_yet() -> None:
     (service,) = [one for one in documents() if named(one) == "Service/headrace-routers"]
     assert service["spec"]["clusterIP"] == "None"
@@ -254,7 +270,12 @@ def test_the_autoscaler_has_metrics_that_the_adapter_makes_of_what_routers_expor
 ) -> None:
     rules = yaml.safe_load((FOLDER / "adapter.yaml").read_text())["rules"]["external"]
     made = {rule["name"]["as"] for rule in rules}
-    exported = of_page(fleet.metrics())
+
+    def known() -> str | None:
+        page = fleet.metrics()
+        return page if "headrace_scale_needed_workers{" in page else None
+
+    exported = of_page(eventually(known, fleet.metrics) or "")
     assert [problems(rule["metricsQuery"], exported) for rule in rules] == [[]] * len(rules)
     assert [problems(rule["seriesQuery"], exported) for rule in rules] == [[]] * len(rules)
     used = {

@@ -23,6 +23,8 @@ NOT_SHOWN = {
     "headrace_http_answers_refused_total": "a bound against single clients",
     "headrace_http_stream_waits_total": "slow clients are no fault of the service",
     "headrace_direct_reads_total": "for those who measure the router",
+    "process_start_time_seconds": "Prometheus' `up` and the counters say when a router began anew",
+    "process_virtual_memory_bytes": "addresses cost nothing; the resident memory is shown",
     "headrace_cancel_to_freed_seconds": "part of the hang-up below",
     "headrace_hangup_to_freed_seconds": "headrace_legs_total{outcome=never_freed} has the alert",
     "headrace_leases_expired_total": "in the outcomes of transfers",
@@ -41,6 +43,7 @@ NOT_SHOWN = {
     "headrace_key_requests_total": "tokens by key are shown",
     "headrace_key_streams": "tokens by key are shown",
     "headrace_queue_requests": "shown by class",
+    "headrace_preemptions_total": "shown by worker",
     "headrace_tokenizer_queue_bytes": "the prompts are shown",
     "headrace_prompt_cache_entries": "its bytes are shown",
     "headrace_prompt_cache_hit_bytes_total": "its hits are shown",
@@ -88,7 +91,10 @@ def queries() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def page(fleet: Fleet) -> str:
     """When what the fleet provoked has been counted."""
-    provoked = ["headrace_reloads_total{", "headrace_link_errors_total{", "headrace_slo_requests"]
+    provoked = [
+        *("headrace_reloads_total{", "headrace_link_errors_total{", "headrace_slo_requests"),
+        "headrace_scale_needed_workers{",
+    ]
 
     def counted() -> str | None:
         page = fleet.metrics()

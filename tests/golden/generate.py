@@ -78,10 +78,10 @@ INTEGERS = {
 
 FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v2", 16)
 HELLO = Hello(
-    6, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
+    7, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
     Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)), dtype="bfloat16",
 )  # fmt: skip
-STEP = Step(1, 12.5, 0, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0), [])
+STEP = Step(1, 12.5, 0, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0, 2), [])
 SUBMIT = Submit(7, b"\x01\0\0\0\x00\xc0\0\0", Sampling(), [2], 256)
 LOGPROBS = [
     TokenLogprob(-0.5, [Ranked(11, -0.5), Ranked(U32, -1e300)]),
@@ -99,7 +99,7 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
             kv_block_bytes=1 << 20,
         ),
         "extreme": Hello(
-            6, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
+            7, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
             Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32, U64, UNICODE), [""], b"",
             StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200, [UNICODE], U32, "fifo",
         ),
@@ -154,7 +154,7 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
             STEP, decode_rows=40, outputs=[Output(n, [n * 1000]) for n in range(40)]
         ),
         "extreme": Step(
-            U64, 1e-300, U32, U32, 2**63, U32, U64, 2**63, 65536, 255, Load(U32, U16, U8, 127),
+            U64, 1e-300, U32, U32, 2**63, U32, U64, 2**63, 65536, 255, Load(U32, U16, U8, 127, U64),
             [Output(0, list(range(20)), drafted=U32, accepted=U32)],
         ),
     },
@@ -366,7 +366,7 @@ def invalid() -> list[dict[str, str]]:
         ("a version below zero", b"\xdc\x00\x12\x01\xff" + b"\xa1x" * 16, "malformed", "hello.protocol"),
         (
             "a hello without its queue's rule",
-            swap(hello, b"\xdc\x00\x12\x01\x06", b"\xdc\x00\x11\x01\x06")[:-7],
+            swap(hello, b"\xdc\x00\x12\x01\x07", b"\xdc\x00\x11\x01\x07")[:-7],
             "malformed",
             "hello",
         ),

@@ -15,6 +15,7 @@ ADDED = frozenset({"job", "instance"})
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? \S+$")
 _LABEL = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"')
 _DECLARED = re.compile(r'(\w+): (?:Labelled<(\w+)>|(\w+)) = "(\w+)"')
+_OF_A_MODEL = re.compile(r'\w+: (\w+)(?:<\w+>)? = "(\w+)",\s*"[^"]*"(?:, (\w+))?;')
 
 
 def of_page(page: str) -> Exported:
@@ -40,28 +41,35 @@ def declared() -> Exported:
     sets = {name: frozenset({label}) for name, label in _one_label()} | dict(_several_labels())
     found: Exported = {}
     for file in METRICS.glob("*.rs"):
+        if file.stem == "models":
+            continue
         for _, labels, kind, name in _DECLARED.findall(file.read_text()):
             assert labels == "" or labels in sets, f"{file.name}: labels of {name}"
-            if kind == "Histogram":
-                found[f"{name}_bucket"] = frozenset({BUCKET})
-                found[f"{name}_sum"] = found[f"{name}_count"] = frozenset()
-            else:
-                found[name] = sets.get(labels, frozenset())
-    assert len(found) > 50, "the form of the declarations has changed"
+            found |= _samples(kind, name, sets.get(labels, frozenset()))
+    of_a_model = _OF_A_MODEL.findall((METRICS / "models.rs").read_text())
+    for kind, name, word in of_a_model:
+        found |= _samples(kind, name, frozenset({"model", word} - {""}))
+    assert len(found) > 50 and len(of_a_model) > 10, "the form of the declarations has changed"
     return found
+
+
+def _samples(kind: str, name: str, labels: frozenset[str]) -> Exported:
+    if kind != "Histogram":
+        return {name: labels}
+    return {f"{name}_bucket": labels | {BUCKET}, f"{name}_sum": labels, f"{name}_count": labels}
 
 
 def _one_label() -> list[tuple[str, str]]:
     return re.findall(
-        r"^\s+(By\w+) \{ (\w+) \}$", (METRICS / "labels.rs").read_text(), re.MULTILINE
+        r"^\s+(By\w+) \{ (\w+) \}$", (METRICS / "kinds/labels.rs").read_text(), re.MULTILINE
     )
 
 
 def _several_labels() -> list[tuple[str, frozenset[str]]]:
-    text = "".join(file.read_text() for file in METRICS.glob("*.rs"))
+    text = "".join(file.read_text() for file in METRICS.rglob("*.rs"))
     structs = re.findall(r"pub struct (By\w+) \{\n(.*?)\n\}", text, re.DOTALL)
     return [
-        (name, frozenset(re.findall(r"pub(?:\(super\))? (\w+):", fields)))
+        (name, frozenset(re.findall(r"pub(?:\([a-z: ]+\))? (\w+):", fields)))
         for name, fields in structs
     ]
 

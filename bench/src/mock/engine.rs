@@ -395,6 +395,7 @@ impl Engine {
                 blocks_cached: self.pool.cached(),
                 running: u32::try_from(self.running.len()).unwrap_or(u32::MAX),
                 waiting: self.waits(),
+                preemptions: self.preemptions,
             },
             outputs: Vec::new(),
         }

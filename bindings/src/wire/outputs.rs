@@ -45,7 +45,7 @@ pub(crate) fn encode_step<'py>(
     py: Python<'py>,
     numbers: (u64, u32, u32, u64, u32, u64, u64, u32, u32),
     ms: f64,
-    load: (u32, u32, u32, u32),
+    load: (u32, u32, u32, u32, u64),
     requests: PyReadonlyArray1<'py, u64>,
     counts: PyReadonlyArray1<'py, i64>,
     ids: PyReadonlyArray1<'py, i64>,
@@ -63,7 +63,7 @@ pub(crate) fn encode_step<'py>(
         n,
         m,
     ) = numbers;
-    let (blocks_used, blocks_cached, running, waiting) = load;
+    let (blocks_used, blocks_cached, running, waiting, preemptions) = load;
     let frame = Frame::Step(Step {
         step,
         ms,
@@ -75,7 +75,7 @@ pub(crate) fn encode_step<'py>(
         waiting_tokens,
         drafted: n,
         accepted: m,
-        load: Load { blocks_used, blocks_cached, running, waiting },
+        load: Load { blocks_used, blocks_cached, running, waiting, preemptions },
         outputs: Vec::new(),
     });
     let (counts, ids) = (of_32_bits("counts", &counts)?, of_32_bits("ids", &ids)?);

@@ -178,6 +178,7 @@ class Engine:
             blocks_cached=self.pool.cached,
             running=len(self.stages.running),
             waiting=len(self.stages.waiting) - self.stages.importing,
+            preemptions=self.stages.preemptions,
         )
 
     @property

@@ -29,6 +29,12 @@ class Answers:
         return self.said if self.columns is None else [*self.said, *self.columns]
 
     @property
+    def num_tokens(self) -> int:
+        """That these answers get."""
+        columns = 0 if self.columns is None else self.columns.num_tokens
+        return columns + sum(len(output.ids) for output in self.said)
+
+    @property
     def ended(self) -> list[int]:
         """Requests that get no more outputs; their blocks may be free later."""
         special = () if self.columns is None else self.columns.special.values()
@@ -94,6 +100,11 @@ class StepResult:
             starts, counts = work.starts[~work.decodes], work.counts[~work.decodes]
             self.prefill_tokens += int(counts.sum())
             self.prefill_context += int((counts * starts + counts * (counts - 1) // 2).sum())
+
+    @property
+    def output_tokens(self) -> int:
+        """That all links get."""
+        return sum(answers.num_tokens for answers in self.answers.values())
 
     def of(self, link: int) -> Answers:
         return self.answers.setdefault(link, Answers())

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from headrace.wire.schema import I8, I32, U8, U16, U32, U64
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
 MAX_GRAMMAR_BYTES: Final = 64 << 10  # of a source, in UTF-8
@@ -213,6 +213,7 @@ class Load:
     blocks_cached: U32 = 0
     running: U32 = 0
     waiting: U32 = 0
+    preemptions: U64 = 0  # of running requests, since its start
 
 
 class Ranked(NamedTuple):

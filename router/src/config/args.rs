@@ -348,7 +348,13 @@ pub struct RouterArgs {
     /// Adds the end of the prompt, 2,000 characters at most, to the lines about requests. Prompts are in no log otherwise.
     #[arg(long, help_heading = "Log")]
     pub log_prompts: bool,
+    /// Show metrics under the names of another server, too, so that dashboards and gateways made for it work: `vllm`.
+    #[arg(long, value_name = "SERVER", value_parser = [VLLM], help_heading = "Log")]
+    pub metrics_compat: Option<String>,
 }
+
+/// Whose names metrics can have.
+pub(super) const VLLM: &str = "vllm";
 
 fn policies() -> PossibleValuesParser {
     PolicyName::ALL.map(PolicyName::as_str).into()

@@ -1,9 +1,10 @@
-//! What is logged. `tracing` takes any word that is no level for the name of a target and then logs nothing else, so a
-//! level that is misspelt would silence the log: here a target needs its level.
+//! What is logged and measured, and in whose words. `tracing` takes any word that is no level for the name of a target and
+//! then logs nothing else, so a level that is misspelt would silence the log: here a target needs its level.
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use super::args::VLLM;
 use super::{ConfigError, LogConfig, RouterArgs, flag, flag_or_variable};
 
 /// Most lines about requests a second that can be asked for. A guess: no disk of a log wants more.
@@ -36,6 +37,18 @@ pub(super) fn check(args: &RouterArgs) -> Result<LogConfig, ConfigError> {
         }
     };
     Ok(LogConfig { filter, json, requests_per_s, prompts: args.log_prompts })
+}
+
+/// Whether metrics are shown under vLLM's names, too.
+pub(super) fn vllm_metrics(args: &RouterArgs) -> Result<bool, ConfigError> {
+    match args.metrics_compat.as_deref() {
+        None => Ok(false),
+        Some(VLLM) => Ok(true),
+        Some(other) => {
+            let problem = format!("there are no metrics as {other:?} has them");
+            Err(flag("metrics-compat", problem, "take vllm"))
+        }
+    }
 }
 
 /// The same filter with the names of levels as `tracing` has them.
@@ -82,6 +95,24 @@ mod tests {
             let error = of_level(wrong).unwrap_err().to_string();
             assert!(error.starts_with("--log-level: ") && error.contains(wrong), "{error}");
             assert!(error.contains("; take error, warn,"), "{error}");
+        }
+    }
+
+    #[test]
+    fn metrics_have_the_names_of_a_server_that_is_known() {
+        let of = |server: Option<&str>| {
+            vllm_metrics(&RouterArgs {
+                metrics_compat: server.map(Into::into),
+                ..RouterArgs::default()
+            })
+        };
+        assert!(!of(None).unwrap() && of(Some("vllm")).unwrap());
+        for wrong in ["", "sglang", "VLLM"] {
+            let error = of(Some(wrong)).unwrap_err().to_string();
+            assert!(
+                error.starts_with("--metrics-compat: ") && error.ends_with("take vllm"),
+                "{error}"
+            );
         }
     }
 

@@ -272,7 +272,7 @@ structs! {
         step, ms, waited_us, prefill_tokens, prefill_context, decode_rows, kv_tokens, waiting_tokens, drafted,
         accepted, load, outputs,
     }
-    Load { blocks_used, blocks_cached, running, waiting }
+    Load { blocks_used, blocks_cached, running, waiting, preemptions }
     Output { request, ids, logprobs, finish, cached_tokens, prompt_logprobs, drafted, accepted, pooled }
     TokenLogprob { logprob, top }
     Ranked { 0, 1 }

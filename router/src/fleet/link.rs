@@ -31,6 +31,7 @@ use super::stream::Burst;
 use crate::core::candidate::WorkerId;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Describe, Frame, ModelPart, Ping, RequestId, Submit};
+use crate::metrics::ModelMetrics;
 use crate::process::lock::Lock;
 
 /// Submits that may wait for the socket. Few: a worker's queue is the place to wait.
@@ -44,6 +45,8 @@ pub(crate) struct Link {
     pub(super) id: WorkerId,
     pub(super) worker: String,
     registry: Arc<Registry>,
+    /// Of its model.
+    metrics: Arc<ModelMetrics>,
     submit_timeout: Duration,
     legs: Lock<Legs>,
     submits: mpsc::Sender<Submit>,
@@ -82,6 +85,7 @@ impl Link {
         id: WorkerId,
         worker: String,
         registry: Arc<Registry>,
+        metrics: Arc<ModelMetrics>,
         submit_timeout: Duration,
     ) -> (Arc<Self>, mpsc::Receiver<Submit>) {
         let (submits, inbox) = mpsc::channel(SUBMITS_WAITING);
@@ -91,6 +95,7 @@ impl Link {
             heard_ms: AtomicU64::new(registry.now_ms()),
             behind: AtomicBool::new(false),
             registry,
+            metrics,
             submit_timeout,
             legs: Lock::new("the legs of a worker", Legs::default()),
             submits,

@@ -4,6 +4,7 @@
 mod described;
 mod groups;
 mod pulls;
+mod series;
 mod snapshot;
 mod worker;
 
@@ -17,6 +18,8 @@ use tokio::time::Instant;
 
 pub(super) use self::described::{WORKER_COUNTERS, WORKER_GAUGES};
 pub(super) use self::groups::{GROUP_GAUGES, LostRank, RANK_COUNTERS};
+use self::series::{FrameReport, WorkerSeries};
+pub(super) use self::series::{for_newcomer, show as show_series};
 pub(super) use self::snapshot::{PoolSnapshot, WorkerSnapshot};
 pub(super) use self::worker::{PooledWorker, Status};
 use super::ModelInfo;
@@ -24,15 +27,16 @@ use super::booking::{BookedPlace, PrefillPlace};
 use super::budget::DescriptionCharge;
 use super::link::Link;
 use super::queue::Waiting;
+use super::registry::Said;
 use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::{GroupRank, WorkerId};
 use crate::core::dispatch::Dispatch;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Fingerprints, GrammarTotals, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
-    Applied, Applying, Doubt, Given, Joining, Placement, RoutingRules, Scheduler, Withdrawal,
-    WorkerView,
+    Applied, Applying, Doubt, Joining, Placement, RoutingRules, Scheduler, Withdrawal, WorkerView,
 };
+use crate::metrics::ModelMetrics;
 use crate::process::background;
 use crate::prompt::PromptEngine;
 
@@ -57,12 +61,21 @@ pub(super) struct WorkerPool {
     empty_since: Option<Instant>,
     /// How many workers take sequences so long, at most.
     contexts: BTreeMap<u32, usize>,
+    /// What is counted of its requests.
+    pub(super) metrics: Arc<ModelMetrics>,
+    /// What is counted of its workers that have no series of their own, once there were some.
+    others: Option<Box<WorkerSeries>>,
     pub(super) dispatch: Dispatch<Waiting, PooledWorker>,
     created: u64,
 }
 
 impl WorkerPool {
-    pub(super) fn new(model: String, first: &Hello, config: &Config, seed: u64) -> Self {
+    pub(super) fn new(
+        model: String,
+        first: &Hello,
+        (config, seed): (&Config, u64),
+        metrics: Arc<ModelMetrics>,
+    ) -> Self {
         let scheduler = Scheduler::new(rules(config, seed), first.fingerprints.block_tokens)
             .keeping_candidates(config.routing.decision_log.is_some());
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
@@ -74,6 +87,8 @@ impl WorkerPool {
             wanted: false,
             empty_since: None,
             contexts: BTreeMap::new(),
+            metrics,
+            others: None,
             dispatch: Dispatch::new(scheduler, config.routing.queue.clone()),
             created,
         }
@@ -223,20 +238,41 @@ impl WorkerPool {
         &mut self,
         id: WorkerId,
         step: &Step,
-        given: Given,
-        tokens: u64,
+        said: &Said,
         now_ms: f64,
     ) -> Option<Withdrawal> {
+        let mut preempted = 0;
+        let mut others = self.others.take();
         self.change(id, |worker| {
             worker.silent = false;
             let is_new = worker.last.as_ref().is_none_or(|last| last.step != step.step);
-            worker.times.note(step, tokens, is_new);
+            worker.times.note(step, said.tokens, is_new);
+            preempted = worker.preempted_since(step.load.preemptions);
+            let told = FrameReport {
+                step,
+                // the first frame may be a heartbeat that repeats an old step
+                is_new: is_new && (worker.last.is_some() || said.tokens > 0),
+                tokens: said.tokens,
+                gaps: &said.gaps,
+                preemptions: preempted,
+            };
+            let own = worker.series.as_deref_mut();
+            own.unwrap_or_else(|| others.get_or_insert_default()).count(&told);
             if worker.stuck_at.is_some_and(|stuck| step.step > stuck) {
                 worker.stuck_at = None;
             }
             worker.last = Some(Step { outputs: Vec::new(), ..*step });
         });
-        self.dispatch.scheduler.step(id, step, given, now_ms)
+        self.others = others;
+        self.metrics.preemptions.inc_by(preempted);
+        self.dispatch.scheduler.step(id, step, said.given, now_ms)
+    }
+
+    /// A leg on this worker got its first token.
+    pub(super) fn first_token(&mut self, id: WorkerId, ttft_ms: f64) {
+        let worker = self.dispatch.scheduler.member_mut(id);
+        let own = worker.and_then(|worker| worker.series.as_deref_mut());
+        own.unwrap_or_else(|| self.others.get_or_insert_default()).first_token(ttft_ms);
     }
 
     /// Says whose word about its speed began, or ceased, to be doubted.

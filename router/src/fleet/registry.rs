@@ -10,13 +10,16 @@ mod members;
 mod names;
 mod placing;
 mod reports;
+mod scaling;
 mod sweep;
 mod views;
+mod vllm_names;
 mod waiting;
 
 pub(crate) use self::glance::FleetGlance;
 pub use self::placing::ServedModel;
 pub(super) use self::reports::Said;
+pub(crate) use self::vllm_names::VllmNames;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -236,7 +236,11 @@ fn is_for_anybody(request: &Request, config: &AccessConfig) -> bool {
         || matches!(
             path,
             "/health"
+                | "/healthz"
+                | "/livez"
+                | "/ping"
                 | "/ready"
+                | "/readyz"
                 | "/version"
                 | "/openapi.json"
                 | "/docs"

@@ -22,7 +22,7 @@ use crate::limits::shares::Account;
 use crate::limits::shares::{Holder, address_number};
 use crate::metrics::Metrics;
 use crate::net::Peer;
-use crate::request::{Job, RequestTrace, Slo, Stages, Usage};
+use crate::request::{Ends, Job, RequestTrace, Slo, Stages, Usage};
 use crate::response_store::OwnerId;
 
 const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
@@ -89,7 +89,7 @@ impl Call {
                 request_id(request),
                 slo,
                 explain,
-                &app.request_log,
+                Ends { log: Arc::clone(&app.request_log), metrics: Arc::clone(&app.metrics) },
             ),
             metrics: Arc::clone(&app.metrics),
         })
@@ -192,7 +192,6 @@ pub(super) fn owner_of(request: &Request) -> Result<OwnerId, RouteError> {
 
 fn observe_tpot(metrics: &Metrics, tpot: Option<Duration>) {
     if let Some(tpot) = tpot {
-        metrics.requests.tpot_seconds.observe(tpot);
         metrics.recent.tpot.observe(Instant::now(), tpot);
     }
 }

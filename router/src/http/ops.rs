@@ -22,12 +22,12 @@ use crate::http::reply::reject::Reject;
 use crate::metrics::Exposition;
 use crate::prompt::{ReasoningParser, ToolParser};
 
-/// The process runs and answers; says nothing about workers.
-pub(super) async fn health() -> Json<Value> {
+/// The process runs and answers; says nothing about workers. Whoever restarts what does not live asks this.
+pub(super) async fn live() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Able to answer: a worker takes work, and the router does not drain.
+/// Able to answer: a worker takes work, and the router does not drain. Whoever chooses where to send requests asks this.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, Reject> {
     if app.fleet.ready() {
         return Ok(Json(json!({"status": "ready"})));
@@ -46,6 +46,11 @@ pub(super) async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> 
 
 pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
     Json(app.fleet.workers())
+}
+
+/// How many workers each model needs, for an autoscaler.
+pub(super) async fn scale(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(app.fleet.scale())
 }
 
 /// Every name of every model, as OpenAI lists them, or as Anthropic does where its client asks.

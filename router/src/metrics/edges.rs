@@ -2,8 +2,8 @@
 
 use prometheus_client::encoding::EncodeLabelSet;
 
+use super::kinds::labels::ByOutcome;
 use super::kinds::{Gauge, Labelled, group};
-use super::labels::ByOutcome;
 
 group! {
     /// Who comes in: TLS, and files that are read again.

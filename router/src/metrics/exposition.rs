@@ -97,8 +97,9 @@ mod tests {
         let metrics = Metrics::default();
         metrics.http.request("/v1/chat/completions", 200, "");
         metrics.links.errors.inc("a \"quoted\"\nreason\\");
-        metrics.requests.ttft_seconds.observe(Duration::from_millis(3));
-        metrics.requests.ttft_seconds.observe(Duration::from_secs(10_000));
+        metrics.requests.encode_seconds.observe(Duration::from_millis(3));
+        metrics.requests.encode_seconds.observe(Duration::from_secs(10_000));
+        metrics.models.of("m").prompt_sizes.add(3.0);
         metrics.transfers.bytes.inc_by(7);
         let mut registry = Registry::default();
         metrics.register(&mut registry);
@@ -117,11 +118,11 @@ mod tests {
         for sample in [
             "headrace_http_requests_total{route=\"/v1/chat/completions\",status=\"200\",error=\"\"} 1",
             r#"headrace_link_errors_total{reason="a \"quoted\"\nreason\\"} 1"#,
-            "headrace_ttft_seconds_bucket{le=\"0.0025\"} 0",
-            "headrace_ttft_seconds_bucket{le=\"0.005\"} 1",
-            "headrace_ttft_seconds_bucket{le=\"1.0\"} 1",
-            "headrace_ttft_seconds_bucket{le=\"+Inf\"} 2",
-            "headrace_ttft_seconds_count 2",
+            "headrace_encode_seconds_bucket{le=\"0.0025\"} 0",
+            "headrace_encode_seconds_bucket{le=\"0.005\"} 1",
+            "headrace_encode_seconds_bucket{le=\"1.0\"} 1",
+            "headrace_encode_seconds_bucket{le=\"+Inf\"} 2",
+            "headrace_encode_seconds_count 2",
             "headrace_transfer_bytes_total 7",
             "headrace_shadow_regret_seconds_total 0.0",
             concat!("headrace_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),

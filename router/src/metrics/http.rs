@@ -1,7 +1,7 @@
 //! What clients and their connections do.
 
+use super::kinds::labels::ByAnswer;
 use super::kinds::{Counter, Gauge, Labelled, group};
-use super::labels::ByAnswer;
 
 group! {
     /// What clients and their connections do.

@@ -1,8 +1,12 @@
 //! The kinds of metrics, and how a group of them is declared. Updating one is an atomic addition, or a short lock where
 //! there are labels or buckets.
 
+pub(super) mod labels;
+
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::Hash;
+use std::marker::PhantomData;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,11 +21,36 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 /// A time in seconds that grows.
 pub type SecondsCounter = Counter<f64, AtomicU64>;
 
-/// Upper bounds in seconds, for everything from a token to a long answer.
-const SECONDS: [f64; 20] = [
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0,
-    40.0, 80.0, 160.0, 320.0, 640.0,
-];
+/// Upper bounds of a histogram's buckets; one more has no bound.
+const BOUNDS: usize = 20;
+
+/// What a histogram counts the sizes of.
+pub trait Size: fmt::Debug + Clone + Copy + Default + Send + Sync + 'static {
+    /// Upper bounds of the buckets.
+    const BOUNDS: [f64; BOUNDS];
+}
+
+/// Durations, from a token to a long answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seconds;
+
+impl Size for Seconds {
+    const BOUNDS: [f64; BOUNDS] = [
+        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0,
+        40.0, 80.0, 160.0, 320.0, 640.0,
+    ];
+}
+
+/// Tokens, from one to the longest contexts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tokens;
+
+impl Size for Tokens {
+    const BOUNDS: [f64; BOUNDS] = [
+        1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5,
+        2e5, 5e5, 1e6, 2e6,
+    ];
+}
 
 /// Declares the metrics of one subject: field, kind, name as scrapers see it, and what it counts. A metric that is declared
 /// is registered.
@@ -63,24 +92,52 @@ pub(super) fn stem_and_unit(name: &str) -> (&str, Option<&'static Unit>) {
     found.map_or((name, None), |(stem, unit)| (stem, Some(unit)))
 }
 
-/// Durations, counted by size.
+/// Sizes, counted by bucket: durations, or tokens.
 #[derive(Debug, Clone, Default)]
-pub struct Histogram(Arc<Mutex<Observations>>);
+pub struct Histogram<S: Size = Seconds>(Arc<Mutex<Observations<S>>>);
 
-/// Durations that are not in a histogram yet: whoever sees many gathers them, and takes the histogram's lock once.
+/// Sizes that are not in a histogram yet: whoever sees many gathers them, and takes the histogram's lock once.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Observations {
-    sum_s: f64,
-    /// By the bound that they are below, and those above all bounds.
-    counts: [u64; SECONDS.len() + 1],
+pub struct Observations<S: Size = Seconds> {
+    sum: f64,
+    counts: [u64; BOUNDS + 1],
+    size: PhantomData<S>,
+}
+
+impl<S: Size> Observations<S> {
+    /// Counts a size. What cannot be one, as a peer may say, counts for 0.
+    pub fn add(&mut self, size: f64) {
+        let size = if size.is_finite() { size.max(0.0) } else { 0.0 };
+        self.sum += size;
+        self.counts[S::BOUNDS.partition_point(|bound| *bound < size)] += 1;
+    }
+
+    /// Counts all of the others, too.
+    pub fn add_all(&mut self, others: &Self) {
+        self.sum += others.sum;
+        for (all, more) in self.counts.iter_mut().zip(others.counts) {
+            *all += more;
+        }
+    }
+
+    /// How many were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Writes the sample of a family.
+    pub(super) fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let bounds = S::BOUNDS.into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(self.counts).collect();
+        encoder.encode_histogram::<NoLabelSet>(self.sum, self.count(), &buckets, None)
+    }
 }
 
 impl Observations {
     /// Counts a duration.
     pub fn observe(&mut self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        self.sum_s += seconds;
-        self.counts[SECONDS.partition_point(|bound| *bound < seconds)] += 1;
+        self.add(duration.as_secs_f64());
     }
 }
 
@@ -89,35 +146,60 @@ impl Histogram {
     pub fn observe(&self, duration: Duration) {
         self.observed().observe(duration);
     }
+}
 
-    /// Counts all of them, and leaves none.
-    pub fn observe_all(&self, observations: &mut Observations) {
-        let Observations { sum_s, counts } = std::mem::take(observations);
-        if counts.iter().all(|count| *count == 0) {
-            return;
-        }
-        let mut observed = self.observed();
-        observed.sum_s += sum_s;
-        for (all, more) in observed.counts.iter_mut().zip(counts) {
-            *all += more;
+impl<S: Size> Histogram<S> {
+    /// Counts a size.
+    pub fn add(&self, size: f64) {
+        self.observed().add(size);
+    }
+
+    /// Counts all of them.
+    pub fn observe_all(&self, observations: &Observations<S>) {
+        if observations.count() > 0 {
+            self.observed().add_all(observations);
         }
     }
 
-    fn observed(&self) -> MutexGuard<'_, Observations> {
+    /// What was counted up to now.
+    #[must_use]
+    pub fn so_far(&self) -> Observations<S> {
+        *self.observed()
+    }
+
+    fn observed(&self) -> MutexGuard<'_, Observations<S>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner) // a count more or less
     }
 }
 
-impl EncodeMetric for Histogram {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let Observations { sum_s, counts } = *self.observed();
-        let bounds = SECONDS.into_iter().chain([f64::INFINITY]);
-        let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
-        encoder.encode_histogram::<NoLabelSet>(sum_s, counts.iter().sum(), &buckets, None)
+impl<S: Size> EncodeMetric for Histogram<S> {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
+        self.so_far().encode(encoder)
     }
 
     fn metric_type(&self) -> MetricType {
         MetricType::Histogram
+    }
+}
+
+/// Counts by a word of the program, so that their number is bounded.
+#[derive(Debug, Clone, Default)]
+pub struct WordCounts(Arc<Mutex<BTreeMap<&'static str, u64>>>);
+
+impl WordCounts {
+    /// Counts one of this word.
+    pub fn inc(&self, word: &'static str) {
+        *self.counted().entry(word).or_default() += 1;
+    }
+
+    /// What was counted up to now.
+    #[must_use]
+    pub fn so_far(&self) -> BTreeMap<&'static str, u64> {
+        self.counted().clone()
+    }
+
+    fn counted(&self) -> MutexGuard<'_, BTreeMap<&'static str, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner) // a count more or less
     }
 }
 
@@ -165,12 +247,23 @@ mod tests {
             one_by_one.observe(Duration::from_micros(us));
             gathered.observe(Duration::from_micros(us));
         }
-        together.observe_all(&mut gathered);
-        together.observe_all(&mut gathered); // there is nothing left
+        together.observe_all(&gathered);
+        together.observe_all(&Observations::default());
         for histogram in [one_by_one, together] {
-            let Observations { sum_s, counts } = *histogram.observed();
-            assert!((sum_s - 1_280.002_002).abs() < 1e-6, "{sum_s}");
+            let Observations { sum, counts, .. } = histogram.so_far();
+            assert!((sum - 1_280.002_002).abs() < 1e-6, "{sum}");
             assert_eq!((counts[0], counts[1], counts[19], counts[20]), (2, 2, 1, 1));
         }
+    }
+
+    #[test]
+    fn what_is_no_size_counts_and_adds_nothing() {
+        let mut tokens = Observations::<Tokens>::default();
+        for size in [f64::NAN, f64::INFINITY, -3.0, 1.0, 1.5, 3e6] {
+            tokens.add(size);
+        }
+        assert!((tokens.sum - (2.5 + 3e6)).abs() < 1e-9, "{}", tokens.sum);
+        assert_eq!((tokens.count(), tokens.counts[0], tokens.counts[1]), (6, 4, 1));
+        assert_eq!(tokens.counts[20], 1);
     }
 }

@@ -1,7 +1,7 @@
 //! How the parts of requests that ran on one worker each ended.
 
+use super::kinds::labels::{ByOutcome, ByStage};
 use super::kinds::{Counter, Histogram, Labelled, group};
-use super::labels::{ByOutcome, ByStage};
 
 group! {
     /// How the parts of requests that ran on one worker each ended.

@@ -1,7 +1,7 @@
 //! Workers that come, go and fail, and how they find this router.
 
+use super::kinds::labels::{ByOutcome, ByReason};
 use super::kinds::{Counter, Gauge, Labelled, group};
-use super::labels::{ByOutcome, ByReason};
 
 group! {
     /// Workers that come, go and fail, and how they find this router.

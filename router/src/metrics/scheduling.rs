@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::kinds::labels::{ByPolicy, ByReason};
 use super::kinds::{Counter, Histogram, Labelled, SecondsCounter, group};
-use super::labels::{ByPolicy, ByReason};
 use crate::core::decision::Decision;
 use crate::core::scheduler::Begun;
 
@@ -14,8 +14,6 @@ group! {
             "Legs placed on a worker, by policy.";
         refused: Labelled<ByReason> = "headrace_refused_total",
             "Requests turned away on arrival or out of the queue, by the bound or deadline that stood against them.";
-        queue_seconds: Histogram = "headrace_queue_seconds",
-            "Wait for a worker with room.";
         block_events_ignored: Labelled<ByReason> = "headrace_block_events_ignored_total",
             "Block events of workers that changed nothing, by reason.";
         blocks_lost: Labelled<ByReason> = "headrace_blocks_lost_total",

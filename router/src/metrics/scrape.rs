@@ -8,7 +8,7 @@ use prometheus_client::encoding::{
 };
 use prometheus_client::metrics::MetricType;
 
-use super::kinds::stem_and_unit;
+use super::kinds::{Observations, Size, stem_and_unit};
 
 /// Takes the families of one scrape, under the names that scrapers see.
 #[derive(Debug)]
@@ -77,6 +77,22 @@ impl<'a> Scrape<'a> {
         samples.into_iter().try_for_each(|(labels, value)| {
             family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)
         })
+    }
+
+    /// A histogram with a sample for each set of labels.
+    ///
+    /// # Errors
+    /// The text takes no more; memory always does.
+    pub fn histograms<L: EncodeLabelSet, S: Size>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, Observations<S>)>,
+    ) -> fmt::Result {
+        let mut family = self.family(name, help, MetricType::Histogram)?;
+        samples
+            .into_iter()
+            .try_for_each(|(labels, sizes)| sizes.encode(family.encode_family(&labels)?))
     }
 
     fn family<'s>(

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::kinds::labels::ByPull;
 use super::kinds::{Counter, Histogram, Labelled, group};
-use super::labels::ByPull;
 use crate::core::frame::{TransferBackend, Transferred, Word};
 
 /// Back-end of a pull as a label, also of one that did not come to any.

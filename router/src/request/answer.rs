@@ -42,7 +42,7 @@ pub async fn answer(
     mut job: Job,
 ) -> Result<Answer, RouteError> {
     let begin = Instant::now();
-    job.request_trace.asks(&model.name);
+    job.request_trace.asks(&model.name, &model.metrics);
     if job.n == 0 {
         let message = "n must be at least 1".into();
         return Err(RouteError::BadRequest { param: Some("n".into()), message });
@@ -83,7 +83,7 @@ pub async fn answer(
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
     permit.take_prompt(ids.len())?;
-    app.metrics.requests.prompt_tokens.inc_by(ids.len() as u64);
+    model.metrics.prompt_tokens.inc_by(ids.len() as u64);
     let hashing = Instant::now();
     let keys = app.fleet.block_keys(model.block_tokens, &ids, &job.salt).await?;
     let prompt = EncodedPrompt { ids, keys, hash_time: hashing.elapsed(), goes_on };
@@ -268,12 +268,12 @@ impl Answer {
     fn note_first_token(&mut self) {
         if self.choices[0].cached_tokens() > self.cached_tokens {
             self.cached_tokens = self.choices[0].cached_tokens();
-            self.common.app.metrics.requests.cached_tokens.inc_by(self.cached_tokens.into());
+            self.common.model.metrics.cached_tokens.inc_by(self.cached_tokens.into());
         }
         if !self.first_token_seen && self.choices.iter().any(Choice::has_begun) {
             self.first_token_seen = true;
             let ttft = self.common.begin.elapsed();
-            self.common.app.metrics.requests.ttft_seconds.observe(ttft);
+            self.common.model.metrics.ttft_seconds.observe(ttft);
             self.common.app.metrics.recent.ttft.observe(Instant::now(), ttft);
         }
     }
@@ -283,7 +283,7 @@ impl Answer {
         if !self.over {
             self.over = true;
             self.choices.iter_mut().for_each(Choice::end);
-            self.common.app.metrics.requests.request_seconds.observe(self.common.begin.elapsed());
+            self.common.model.metrics.request_seconds.observe(self.common.begin.elapsed());
         }
     }
 }

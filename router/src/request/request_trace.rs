@@ -13,7 +13,7 @@ use crate::core::frame::FailureKind;
 use crate::error::{Causes, RouteError};
 use crate::fleet::booking::Reservation;
 use crate::log::requests::{RequestEnd, RequestLog};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, ModelMetrics, UNKNOWN};
 
 /// The way of one HTTP request, which may have several choices.
 #[derive(Debug)]
@@ -23,8 +23,15 @@ pub struct RequestTrace {
     slo: Option<Slo>,
     explains: bool,
     /// Told when all of it is over.
-    log: Option<Arc<RequestLog>>,
+    ends: Option<Ends>,
     known: Mutex<Known>,
+}
+
+/// Who is told of the end of requests.
+#[derive(Debug, Clone)]
+pub(crate) struct Ends {
+    pub(crate) log: Arc<RequestLog>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 /// What a request with a deadline for its first token is measured by.
@@ -69,10 +76,12 @@ struct Known {
     told: Told,
 }
 
-/// What only the log's line needs.
+/// What only the log's line and the counters of the model need.
 #[derive(Debug, Default)]
 struct Told {
     model: Option<String>,
+    /// Where it counts.
+    counted: Option<Arc<ModelMetrics>>,
     /// Of choice 0 on its worker.
     leg: Option<u64>,
     prompt: Option<String>,
@@ -142,7 +151,7 @@ impl Default for RequestTrace {
     fn default() -> Self {
         let known = Mutex::default();
         let (request_id, arrived) = (String::new(), Instant::now());
-        Self { request_id, arrived, slo: None, explains: false, log: None, known }
+        Self { request_id, arrived, slo: None, explains: false, ends: None, known }
     }
 }
 
@@ -151,20 +160,19 @@ impl RequestTrace {
     #[must_use]
     pub fn new(request_id: String, slo: Option<Slo>) -> Arc<Self> {
         let (arrived, known) = (Instant::now(), Mutex::default());
-        Arc::new(Self { request_id, arrived, slo, explains: false, log: None, known })
+        Arc::new(Self { request_id, arrived, slo, explains: false, ends: None, known })
     }
 
-    /// The same of a request that is told to the log, with decisions that are to be explained if `explains`.
+    /// The same of a request that is counted and told to the log, with decisions that are to be explained if `explains`.
     #[must_use]
     pub(crate) fn logged(
         request_id: String,
         slo: Option<Slo>,
         explains: bool,
-        log: &Arc<RequestLog>,
+        ends: Ends,
     ) -> Arc<Self> {
         let (arrived, known) = (Instant::now(), Mutex::default());
-        let log = Some(Arc::clone(log));
-        Arc::new(Self { request_id, arrived, slo, explains, log, known })
+        Arc::new(Self { request_id, arrived, slo, explains, ends: Some(ends), known })
     }
 
     /// Its decisions are to be explained, with all that they were made among.
@@ -210,15 +218,17 @@ impl RequestTrace {
     }
 
     /// The model that is asked.
-    pub(super) fn asks(&self, model: &str) {
-        if self.log.is_some() {
-            self.known().told.model.get_or_insert_with(|| model.to_owned());
+    pub(super) fn asks(&self, model: &str, counted: &Arc<ModelMetrics>) {
+        if self.ends.is_some() {
+            let mut known = self.known();
+            known.told.model.get_or_insert_with(|| model.to_owned());
+            known.told.counted.get_or_insert_with(|| Arc::clone(counted));
         }
     }
 
     /// Takes the end of the prompt for the log, where that may tell it. Of several prompts it is the first.
     pub(super) fn note_prompt(&self, end: impl FnOnce() -> String) {
-        if self.log.as_ref().is_some_and(|log| log.tells_prompts()) {
+        if self.ends.as_ref().is_some_and(|ends| ends.log.tells_prompts()) {
             let end = end();
             self.known().told.prompt.get_or_insert(end);
         }
@@ -226,7 +236,7 @@ impl RequestTrace {
 
     /// An answer is over, whatever ended it.
     pub(super) fn used(&self, usage: Usage) {
-        if self.log.is_some() {
+        if self.ends.is_some() {
             let mut known = self.known();
             let sum = known.told.usage.get_or_insert_default();
             sum.prompt_tokens = sum.prompt_tokens.saturating_add(usage.prompt_tokens);
@@ -284,6 +294,9 @@ impl RequestTrace {
         let mut known = self.known();
         let tpot = known.tpot(usage, choices);
         known.told.tpot = tpot;
+        if let (Some(tpot), Some(counted)) = (tpot, &known.told.counted) {
+            counted.tpot_seconds.observe(tpot);
+        }
         known.told.ended = Some(Instant::now());
         let Some(slo) = &self.slo else { return tpot };
         let first = known.first_token.unwrap_or_else(Instant::now); // an answer may have no token
@@ -339,15 +352,32 @@ impl Known {
             .flatten()
     }
 
-    /// Tells the log what became of it. Whoever is told nothing of its end left before.
-    fn tell(&self, log: &RequestLog, request_id: &str, arrived: Instant) {
-        let Told { model, leg, prompt, usage, tpot, status, error, ended } = &self.told;
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    /// The word for what went wrong, and why. Whoever is told nothing of its end left before.
+    fn error(&self) -> Option<(&'static str, &str)> {
+        let Told { error, ended, .. } = &self.told;
         let left = ("client_gone", "the client closed the connection");
-        let error = match error {
+        match error {
             Some((word, why)) => Some((*word, why.as_str())),
             None => ended.is_none().then_some(left),
-        };
+        }
+    }
+
+    /// Counts what became of it.
+    fn count_end(&self, metrics: &Metrics) {
+        let counted = self.told.counted.clone().unwrap_or_else(|| metrics.models.of(UNKNOWN));
+        let error = self.error();
+        counted.requests.inc(error.map_or("finished", |(word, _)| word));
+        if let (None, Some(usage)) = (error, self.told.usage) {
+            counted.prompt_sizes.add(usage.prompt_tokens.into());
+            counted.output_sizes.add(usage.completion_tokens.into());
+        }
+    }
+
+    /// Tells the log what became of it.
+    fn tell(&self, log: &RequestLog, request_id: &str, arrived: Instant) {
+        let Told { model, leg, prompt, usage, tpot, status, ended, .. } = &self.told;
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let error = self.error();
         log.ended(&RequestEnd {
             id: request_id,
             route: None,
@@ -395,7 +425,8 @@ impl Drop for RequestTrace {
     /// All of it is over. A client that hung up is a miss if the first token was late by then; otherwise nobody can say.
     fn drop(&mut self) {
         let known = self.known.get_mut().expect("no holder panics");
-        if let Some(log) = &self.log {
+        if let Some(Ends { log, metrics }) = &self.ends {
+            known.count_end(metrics);
             known.tell(log, &self.request_id, self.arrived);
         }
         let Some(slo) = &self.slo else { return };

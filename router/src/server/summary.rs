@@ -9,6 +9,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use crate::app::App;
 use crate::fleet::registry::FleetGlance;
 use crate::log::requests::RequestCounts;
+use crate::metrics::AllTokens;
 
 const PERIOD: Duration = Duration::from_secs(10);
 
@@ -36,12 +37,12 @@ struct Summary {
 
 impl Counted {
     fn of(app: &App) -> Self {
-        let requests = &app.metrics.requests;
+        let AllTokens { prompt, cached, output } = app.metrics.models.tokens();
         Self {
             requests: app.request_log.counts(),
-            prompt_tokens: requests.prompt_tokens.get(),
-            cached_tokens: requests.cached_tokens.get(),
-            output_tokens: requests.completion_tokens.get(),
+            prompt_tokens: prompt,
+            cached_tokens: cached,
+            output_tokens: output,
         }
     }
 }

@@ -28,9 +28,11 @@ class Fleet:
     workers: dict[str, Running]
     client_keys: Path
 
-    def complete(self, model: str, headers: dict[str, str] | None = None) -> int:
+    def complete(
+        self, model: str, headers: dict[str, str] | None = None, max_tokens: int = 4
+    ) -> int:
         """The status of a request of the model."""
-        body = {"model": model, "prompt": "one two three four", "max_tokens": 4}
+        body = {"model": model, "prompt": "one two three four", "max_tokens": max_tokens}
         head = {"Authorization": f"Bearer {CLIENT_KEY}"} | dict(headers or {})
         return self.router.post("/v1/completions", body, head).status
 
@@ -44,7 +46,7 @@ class Fleet:
 @contextmanager
 def fleet_of_every_kind(folder: Path) -> Generator[Fleet]:
     """All kinds, each of which has answered, and what a fleet counts only now and then: a key's limit, a reload, a
-    missed deadline, a stranger at the workers' door, a hang-up, a drain."""
+    missed deadline, what a fleet needs, a stranger at the workers' door, a hang-up, a drain."""
     client_keys, admin_keys = folder / "clients.txt", folder / "admins.txt"
     client_keys.write_text(f"team {CLIENT_KEY} name=team rpm=100000\n")
     admin_keys.write_text(f"{METRICS_KEY} only=metrics\n{ADMIN_KEY}\n")
@@ -69,6 +71,7 @@ def fleet_of_every_kind(folder: Path) -> Generator[Fleet]:
                 lambda model=model: f"{model}: {router.tail()}\n{workers[model].tail()}",
             )
         fleet.complete("alone", {"X-Headrace-TTFT-Deadline-Ms": "60000"})
+        fleet.complete("alone", max_tokens=200)  # steps enough to know what they cost
         client_keys.write_text(client_keys.read_text() + "# one more line\n")
         host, _, port = line[2].rpartition(":")
         with socket.create_connection((host, int(port))) as stranger:

@@ -259,12 +259,13 @@ fn output() -> BoxedStrategy<Output> {
 }
 
 fn step() -> BoxedStrategy<Step> {
-    let load = (int32(), int32(), int32(), int32()).prop_map(
-        |(blocks_used, blocks_cached, running, waiting)| Load {
+    let load = (int32(), int32(), int32(), int32(), int64()).prop_map(
+        |(blocks_used, blocks_cached, running, waiting, preemptions)| Load {
             blocks_used,
             blocks_cached,
             running,
             waiting,
+            preemptions,
         },
     );
     let drafts = (int32(), int32());

@@ -1,6 +1,8 @@
 //! Probes, lists, keys, and paths that do not exist; none needs a worker.
 
 mod dashboard;
+mod metrics;
+mod scale;
 
 use headrace_router::config::RouterArgs;
 use serde_json::json;
@@ -11,10 +13,15 @@ use crate::fake_worker::{Behaviour, MODEL, state_of, until};
 #[tokio::test]
 async fn a_router_without_workers_is_alive_and_not_ready() {
     let router = TestRouter::start(args()).await;
-    assert_eq!(router.get("/health").await.status, 200);
-    let ready = router.get("/ready").await;
-    assert_eq!((ready.status, ready.header("retry-after")), (503, Some("1")));
-    assert_eq!(ready.error()["code"], "no_worker");
+    for path in ["/health", "/healthz", "/livez", "/ping"] {
+        let live = router.get(path).await;
+        assert_eq!((live.status, &live.json()["status"]), (200, &"ok".into()), "{path}");
+    }
+    for path in ["/ready", "/readyz"] {
+        let ready = router.get(path).await;
+        assert_eq!((ready.status, ready.header("retry-after")), (503, Some("1")), "{path}");
+        assert_eq!(ready.error()["code"], "no_worker");
+    }
     assert_eq!(router.get("/version").await.json()["version"], env!("CARGO_PKG_VERSION"));
     assert!(router.get("/metrics").await.text().contains("headrace_build_info"));
     assert_eq!(router.get("/workers").await.status, 200);
@@ -107,7 +114,10 @@ async fn every_answer_carries_the_clients_request_id_or_a_new_one() {
 async fn keys_guard_all_but_probes_and_metrics() {
     let router =
         TestRouter::start(RouterArgs { api_key: vec!["one".into(), "two".into()], ..args() }).await;
-    for path in ["/health", "/ready", "/metrics", "/version", "/nothing"] {
+    for path in [
+        "/health", "/healthz", "/livez", "/ping", "/ready", "/readyz", "/metrics", "/version",
+        "/nothing",
+    ] {
         assert_ne!(router.get(path).await.status, 401, "{path}");
     }
     for path in ["/v1/models", "/decisions/x", "/v1/models/x"] {

@@ -146,7 +146,7 @@ mod tests {
             waiting_tokens: 0,
             drafted: 2,
             accepted: 1,
-            load: Load { blocks_used: 1, blocks_cached: 2, running: 3, waiting: 0 },
+            load: Load { blocks_used: 1, blocks_cached: 2, running: 3, waiting: 0, preemptions: 0 },
             outputs,
         };
         let mut body = Vec::new();

@@ -22,7 +22,7 @@ use crate::error::{Cause, RouteError};
 use crate::fleet::registry::Said;
 use crate::fleet::stream::{Appended, Burst, Mailbox};
 use crate::limits::memory::Refused;
-use crate::metrics::{Metrics, Observations};
+use crate::metrics::{Metrics, ModelMetrics};
 use crate::process::lock::Held;
 
 /// See the head of this file.
@@ -41,8 +41,6 @@ pub(super) struct Legs {
 #[derive(Default)]
 struct Follows {
     said: Said,
-    /// Between the outputs of each leg.
-    gaps: Observations,
     wrong: Vec<(RequestId, Arc<Mailbox>, &'static str)>,
     /// What found no memory.
     refused: Vec<(RequestId, Arc<Mailbox>, Refused)>,
@@ -51,10 +49,10 @@ struct Follows {
 }
 
 impl Follows {
-    /// Once for all outputs, so that links do not meet at the counters for each token.
-    fn count(&mut self, metrics: &Metrics) {
-        metrics.requests.completion_tokens.inc_by(self.said.tokens);
-        metrics.requests.itl_seconds.observe_all(&mut self.gaps);
+    /// Once for all outputs, so that links of a model do not meet at its counters for each token.
+    fn count(&self, model: &ModelMetrics, metrics: &Metrics) {
+        model.completion_tokens.inc_by(self.said.tokens);
+        model.itl_seconds.observe_all(&self.said.gaps);
         for _ in &self.said.ended {
             metrics.legs.ended.inc("finished");
         }
@@ -129,7 +127,7 @@ impl Legs {
         leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
         let ids = matches!(leg.part, LegWork::Prefill(_)).then(|| output.ids.clone());
         match mailbox.append(output, now, burst) {
-            Appended::Fine(Some(gap)) => follows.gaps.observe(gap),
+            Appended::Fine(Some(gap)) => follows.said.gaps.observe(gap),
             Appended::Fine(None) => {}
             Appended::Wrong(what) => return wrong(what),
             Appended::Refused(refused) => {
@@ -386,7 +384,7 @@ impl Link {
                 legs.take_in(output, now, &mut follows, burst);
             }
         }
-        follows.count(&self.registry.metrics);
+        follows.count(&self.metrics, &self.registry.metrics);
         burst.wake();
         for (link, request, ids) in follows.go_on {
             link.goes_on(request, &ids);

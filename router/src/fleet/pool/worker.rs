@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::groups::RankTimes;
 use super::pulls::Pulls;
+use super::series::WorkerSeries;
 use crate::core::frame::{GrammarTotals, GroupTotals, Hello, Step};
 use crate::fleet::link::Link;
 use crate::fleet::listen::Dial;
@@ -67,6 +68,8 @@ pub(in crate::fleet) struct PooledWorker {
     pub(super) totals: GroupTotals,
     pub(super) grammars: GrammarTotals,
     pub(super) last: Option<Step>,
+    /// `None`: it is counted among others.
+    pub(in crate::fleet) series: Option<Box<WorkerSeries>>,
     /// What it pulled from others.
     pub(super) pulls: Pulls,
 }
@@ -97,6 +100,7 @@ impl PooledWorker {
             stuck_at: None,
             draining: false,
             last: None,
+            series: None,
             pulls: Pulls::default(),
         }
     }
@@ -104,6 +108,12 @@ impl PooledWorker {
     /// It takes nothing new, for good.
     pub(in crate::fleet) fn leaves(&self) -> bool {
         self.draining
+    }
+
+    /// How often it preempted since the frame before. A worker counts from its start, which may be long before it joined.
+    pub(super) fn preempted_since(&self, preemptions: u64) -> u64 {
+        let before = self.last.as_ref().map_or(preemptions, |last| last.load.preemptions);
+        preemptions.saturating_sub(before)
     }
 
     pub(super) fn status(&self, described: bool) -> Status {

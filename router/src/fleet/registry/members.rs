@@ -9,7 +9,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::frame::{Hello, Refuse, Submit};
 use crate::fleet::link::{Link, LinkError};
 use crate::fleet::listen::Dial;
-use crate::fleet::pool::{LostRank, PooledWorker, WorkerPool, document};
+use crate::fleet::pool::{LostRank, PooledWorker, WorkerPool, document, for_newcomer};
 
 /// What follows from the end of a worker, once the lock is gone.
 #[derive(Debug, Default)]
@@ -41,24 +41,34 @@ impl Registry {
         state.next_worker += 1;
         let id = WorkerId(state.next_worker);
         let submit_timeout = self.setup.config.deadlines.submit;
-        let (link, submits) = Link::new(id, hello.worker.clone(), Arc::clone(self), submit_timeout);
+        let counted = self.metrics.models.of(&hello.model);
+        let (link, submits) = Link::new(
+            id,
+            hello.worker.clone(),
+            Arc::clone(self),
+            Arc::clone(&counted),
+            submit_timeout,
+        );
         let fingerprint = document(&hello.fingerprints);
         let described = state.described(&fingerprint);
         let unasked = described.is_none() && !state.somebody_describes(&fingerprint);
         let index_room = state.index_room.take(hello.capacity.tiers());
         let model = hello.model.clone();
-        state.forget_one_for(&model, Instant::now(), self.setup.config.deadlines.queue);
+        let least = self.setup.config.deadlines.queue;
+        state.forget_one_for(&model, Instant::now(), least, &self.metrics.models);
+        let with_series = state.pools.values().map(WorkerPool::own_series).sum();
         state.models.insert(id, model.clone());
         state.names.insert(hello.worker.clone(), id);
         state.circuits.joined(&hello.worker, id.0, self.clock_ms());
-        let (config, seed) = (&self.setup.config, state.seed);
+        let rules = (&self.setup.config, state.seed);
         let pool = state
             .pools
             .entry(model.clone())
-            .or_insert_with(|| WorkerPool::new(model, &hello, config, seed));
+            .or_insert_with(|| WorkerPool::new(model, &hello, rules, counted));
         pool.adopt(&hello, described);
         let mut worker = PooledWorker::new(hello, dial, Arc::clone(&link), index_room);
         worker.asked = unasked;
+        worker.series = for_newcomer(&worker.hello.worker, with_series);
         pool.join(worker);
         drop(state);
         if unasked {

@@ -8,6 +8,7 @@ use super::{Registry, RegistryState};
 use crate::core::frame::{Hello, Refuse, RefuseReason};
 use crate::fleet::handshake::Misfit;
 use crate::fleet::pool::WorkerPool;
+use crate::metrics::Models;
 use crate::net::lobby::Origin;
 
 /// Names of models that are known, with or without workers.
@@ -59,12 +60,19 @@ impl Registry {
 
 impl RegistryState {
     /// Makes room for the name of a model that is new, if there is none left.
-    pub(super) fn forget_one_for(&mut self, model: &str, now: Instant, least: Duration) {
+    pub(super) fn forget_one_for(
+        &mut self,
+        model: &str,
+        now: Instant,
+        least: Duration,
+        counted: &Models,
+    ) {
         if self.pools.len() < MODELS || self.pools.contains_key(model) {
             return;
         }
         if let Some(name) = self.forgettable(now, least) {
             self.pools.remove(&name);
+            counted.forget(&name);
         }
     }
 
@@ -80,7 +88,13 @@ impl RegistryState {
     }
 
     /// Forgets models that nobody has served for long.
-    pub(super) fn forget_idle(&mut self, now: Instant) {
-        self.pools.retain(|_, pool| pool.idle(now).is_none_or(|idle| idle < KEPT));
+    pub(super) fn forget_idle(&mut self, now: Instant, counted: &Models) {
+        self.pools.retain(|name, pool| {
+            let stays = pool.idle(now).is_none_or(|idle| idle < KEPT);
+            if !stays {
+                counted.forget(name);
+            }
+            stays
+        });
     }
 }

@@ -16,6 +16,7 @@ use crate::error::RouteError;
 use crate::fleet::booking::Reservation;
 use crate::fleet::pool::{PooledWorker, WorkerPool, places};
 use crate::fleet::queue::{QueueTicket, Waiting};
+use crate::metrics::ModelMetrics;
 use crate::prompt::PromptEngine;
 
 /// Prompts of more tokens are hashed away from the threads that serve the sockets. A guess: to hash so many takes 0.1 ms, and to hand
@@ -35,6 +36,8 @@ pub struct ServedModel {
     pub block_tokens: u32,
     /// Values of a pooled prompt; 0 where its workers pool none.
     pub pooled_width: u32,
+    /// Where its requests are counted.
+    pub metrics: Arc<ModelMetrics>,
 }
 
 enum Placed {
@@ -59,6 +62,7 @@ impl Registry {
                     context_tokens,
                     block_tokens: pool.dispatch.scheduler.block_tokens(),
                     pooled_width: pool.pooled_width(),
+                    metrics: Arc::clone(&pool.metrics),
                 })),
                 _ => Err(no_worker()),
             },
@@ -111,7 +115,7 @@ impl Registry {
     ) -> Result<Reservation, RouteError> {
         let mut ticket = match self.try_place(model, wanted)? {
             Placed::Now(reservation) => {
-                self.metrics.scheduling.queue_seconds.observe(Duration::ZERO);
+                model.metrics.queue_seconds.observe(Duration::ZERO);
                 return Ok(reservation);
             }
             Placed::Waits(ticket) => ticket,
@@ -122,7 +126,7 @@ impl Registry {
             () = self.cut_off.cancelled() => return Err(RouteError::ShuttingDown),
         };
         let waited = ticket.since.elapsed();
-        self.metrics.scheduling.queue_seconds.observe(waited);
+        model.metrics.queue_seconds.observe(waited);
         match placed {
             Ok(Some(result)) => result.map(|place| place.after(waited)),
             Ok(None) => Err(RouteError::ShuttingDown),

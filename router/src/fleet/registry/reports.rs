@@ -6,6 +6,7 @@ use super::Registry;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{GrammarTotals, GroupTotals, OtherPrompts, RequestId, Step, Transferred};
 use crate::core::scheduler::{Given, LegOutput, Withdrawal};
+use crate::metrics::Observations;
 
 /// What the outputs of a step say of legs.
 #[derive(Debug, Default)]
@@ -16,6 +17,8 @@ pub(in crate::fleet) struct Said {
     pub(in crate::fleet) given: Given,
     /// All that they got.
     pub(in crate::fleet) tokens: u64,
+    /// Between the outputs of each leg.
+    pub(in crate::fleet) gaps: Observations,
     /// Those that ended.
     pub(in crate::fleet) ended: Vec<(RequestId, LegOutput)>,
 }
@@ -31,11 +34,12 @@ impl Registry {
         let now_ms = self.clock_ms();
         self.change(id, |pool| {
             // first the step: what it computed belongs to the prompts that were still in flight in it
-            let mut withdrawn = pool.step(id, step, said.given, said.tokens, now_ms);
+            let mut withdrawn = pool.step(id, step, said, now_ms);
             for (request, cached_tokens) in &said.begun {
                 if let Some(begun) = pool.dispatch.scheduler.begun(*request, *cached_tokens, now_ms)
                 {
                     self.metrics.scheduling.begun(&begun);
+                    pool.first_token(id, begun.ttft_ms);
                     withdrawn = withdrawn.or(begun.withdrawn);
                 }
             }

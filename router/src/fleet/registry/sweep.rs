@@ -36,7 +36,7 @@ impl Registry {
             for model in models {
                 self.dispatch_waiting(&mut state, &model);
             }
-            state.forget_idle(now);
+            state.forget_idle(now, &self.metrics.models);
         }
         for link in without_snapshot {
             link.close(LinkError::NoSnapshot(describe_timeout));

@@ -10,7 +10,7 @@ use crate::core::admission::Class;
 use crate::fleet::ModelInfo;
 use crate::fleet::pool::{
     GROUP_GAUGES, PoolSnapshot, RANK_COUNTERS, Status, WORKER_COUNTERS, WORKER_GAUGES, WorkerPool,
-    WorkerSnapshot,
+    WorkerSnapshot, show_series,
 };
 use crate::metrics::Scrape;
 use crate::prompt::CacheStats;
@@ -52,7 +52,7 @@ impl Registry {
     /// What is known at this moment. The lock is held for a copy, and not for what is made of it.
     pub(super) fn snapshot(&self, clock_ms: f64) -> (Vec<PoolSnapshot>, Totals) {
         let state = self.state();
-        let pools = state.pools.values().map(WorkerPool::snapshot).collect();
+        let pools = state.pools.values().map(|pool| pool.snapshot(clock_ms)).collect();
         (pools, Totals::of(&state, clock_ms))
     }
 }
@@ -128,6 +128,8 @@ impl Collector for Registry {
             });
             scrape.counters(name, help, samples)?;
         }
+        show_series(&pools, &mut scrape)?;
+        self.show_scale(&pools, &mut scrape)?;
         let groups: Vec<_> = pools.iter().flat_map(PoolSnapshot::groups).collect();
         for (name, help, value) in GROUP_GAUGES {
             let samples = groups.iter().map(|view| {

@@ -59,7 +59,7 @@ pub(in crate::http) async fn observe(
 }
 
 /// Probes, which are asked every few seconds and may well be refused for as long as no worker is there.
-const PROBES: [&str; 2] = ["/health", "/ready"];
+const PROBES: [&str; 6] = ["/health", "/healthz", "/livez", "/ping", "/ready", "/readyz"];
 
 /// Tells the log of a request that failed, unless that is told with more, or is the answer to a probe.
 fn tell_failure(app: &App, response: &Response, id: &str, route: &str, began: Instant) {

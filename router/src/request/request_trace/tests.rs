@@ -120,11 +120,46 @@ async fn stages_are_those_of_choice_0_and_add_up_over_its_tries() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_counts_for_its_model_and_its_lengths_once_it_has_finished() {
+    let config =
+        LogConfig { filter: "info".into(), json: false, requests_per_s: 0, prompts: false };
+    let (log, metrics) = (Arc::new(RequestLog::new(&config)), Arc::new(Metrics::default()));
+    let begin = || {
+        let ends = Ends { log: Arc::clone(&log), metrics: Arc::clone(&metrics) };
+        RequestTrace::logged("r".into(), None, false, ends)
+    };
+    let counted = metrics.models.of("m");
+    for finished in [true, false] {
+        let request = begin();
+        request.asks("m", &counted);
+        request.asks("another", &metrics.models.of("another")); // it is the first that counts
+        request.first_token(0, Instant::now(), MS);
+        request.used(Usage { prompt_tokens: 5, ..usage(3) });
+        advance(4 * MS).await;
+        request.last_token(Instant::now());
+        if finished {
+            request.answered(usage(3), 1);
+        } else {
+            request.failed(&RouteError::ClientGone);
+        }
+    }
+    assert_eq!(counted.requests.so_far(), [("client_gone", 1), ("finished", 1)].into());
+    assert_eq!(
+        (counted.prompt_sizes.so_far().count(), counted.output_sizes.so_far().count()),
+        (1, 1)
+    );
+    assert_eq!(counted.tpot_seconds.so_far().count(), 1);
+    assert!(metrics.models.of("another").requests.so_far().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_is_told_to_the_log_once_when_the_last_of_it_is_gone() {
     let config =
         LogConfig { filter: "info".into(), json: false, requests_per_s: 0, prompts: false };
     let log = Arc::new(RequestLog::new(&config));
-    let begin = || RequestTrace::logged("r".into(), None, false, &log);
+    let metrics = Arc::new(Metrics::default());
+    let ends = Ends { log: Arc::clone(&log), metrics: Arc::clone(&metrics) };
+    let begin = || RequestTrace::logged("r".into(), None, false, ends.clone());
     let counts = || (log.counts().finished, log.counts().failed);
     let answered = begin();
     let held = Arc::clone(&answered);
@@ -146,4 +181,7 @@ async fn a_request_is_told_to_the_log_once_when_the_last_of_it_is_gone() {
     assert_eq!(counts(), (1, 3));
     drop(RequestTrace::new("r".into(), None)); // nobody told it of a log
     assert_eq!(counts(), (1, 3));
+    let ends = metrics.models.of(UNKNOWN).requests.so_far(); // none of them had found its model
+    let once = ["bad_request", "client_gone", "finished", "shutting_down"].map(|word| (word, 1));
+    assert_eq!(ends, once.into());
 }

@@ -120,7 +120,37 @@ async fn names_of_models_are_bounded_and_free_once_nobody_has_them() {
     workers.truncate(255);
     until("its worker is gone", || state_of(&app, "w255").is_empty()).await;
     let _other = proved(301).ready(&app).await;
+    let page = app.render_metrics();
+    assert!(page.contains(r#"{model="model-301"}"#) && !page.contains(r#"{model="model-255"}"#));
     assert!(proved(302).join(&app).await.is_err());
+}
+
+#[tokio::test]
+async fn so_many_workers_have_series_of_their_own_and_the_others_share_one_that_never_falls() {
+    let app = start_router(|args| args.circuit_breaks = 0).await;
+    let join = |n| Behaviour::new(&format!("w{n}")).join(&app);
+    let mut workers = join_all((0..258).map(join)).await;
+    let name = "headrace_worker_output_tokens_total";
+    let shown = || {
+        let page = app.render_metrics();
+        let samples = page.lines().filter(|line| line.starts_with(name));
+        samples.map(|line| line.split('"').nth(1).unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    until("all are heard of", || shown().contains(&"other".to_owned())).await;
+    assert_eq!(shown().len(), 257);
+    let others = || metric(&app, "headrace_worker_preemptions_total", r#"worker="other""#);
+    for worker in &workers {
+        for preemptions in [0, 2] {
+            let load = Load { preemptions, ..Load::default() };
+            worker.as_ref().unwrap().send(Frame::Step(Step { load, ..step(vec![]) }));
+        }
+    }
+    until("they told", || others() == 4.0).await;
+    let own = metric(&app, "headrace_worker_preemptions_total", "");
+    assert!(own >= 4.0, "{own}");
+    workers.clear();
+    until("all are gone", || shown() == ["other"]).await;
+    assert_eq!(others(), 4.0);
 }
 
 #[tokio::test]

@@ -35,6 +35,9 @@ async fn metrics_are_for_this_machine_and_for_keys_of_operators() {
     for (path, key, expected) in [
         ("/workers", "scrape", 403),
         ("/workers", "op", 200),
+        ("/scale", "scrape", 403),
+        ("/scale", "k", 403),
+        ("/scale", "op", 200),
         ("/decisions/x", "scrape", 401),
         ("/v1/models", "scrape", 401),
         ("/v1/models", "k", 200),

@@ -13,6 +13,7 @@ use crate::app::App;
 use crate::core::admission::Class;
 use crate::decisions::Remembered;
 use crate::http::reply::events::json as json_of;
+use crate::metrics::AllTokens;
 
 /// Workers that have a tile; of more the page says how many it leaves out. More than a fleet of 288 GPUs has.
 const MOST_WORKERS: usize = 512;
@@ -41,14 +42,15 @@ struct Counted {
 
 impl Counted {
     fn of(app: &App) -> Self {
-        let (requests, ended) = (&app.metrics.requests, app.request_log.counts());
+        let ended = app.request_log.counts();
+        let AllTokens { prompt, cached, output } = app.metrics.models.tokens();
         Self {
             at: Instant::now(),
             finished: ended.finished,
             failed: ended.failed,
-            prompt_tokens: requests.prompt_tokens.get(),
-            cached_tokens: requests.cached_tokens.get(),
-            output_tokens: requests.completion_tokens.get(),
+            prompt_tokens: prompt,
+            cached_tokens: cached,
+            output_tokens: output,
         }
     }
 

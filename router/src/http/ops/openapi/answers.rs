@@ -270,6 +270,10 @@ pub(super) fn schemas() -> Map<String, Value> {
         ("Status", object(&json!({"status": text}))),
         ("Version", object(&json!({"version": text}))),
         (
+            "Scale",
+            json!({"type": "object", "description": "How many workers each model needs; fields may be added.", "properties": {"models": {"type": "array", "items": {"type": "object"}}, "slo": {"type": "object"}}}),
+        ),
+        (
             "Workers",
             json!({"type": "object", "description": "Workers, groups and models, for people and dashboards; fields may be added.", "properties": {"workers": {"type": "array", "items": {"type": "object"}}}}),
         ),

@@ -307,9 +307,16 @@ pub(in super::super) const OPERATIONS: &[Operation] = &[
         )
     },
     get("/health", "health", "The process answers.", SuccessBody::Json("Status")),
+    get("/healthz", "healthz", "As `/health`.", SuccessBody::Json("Status")),
+    get("/livez", "livez", "As `/health`.", SuccessBody::Json("Status")),
+    get("/ping", "ping", "As `/health`.", SuccessBody::Json("Status")),
     Operation {
         errors: &[503],
         ..get("/ready", "ready", "A worker takes work.", SuccessBody::Json("Status"))
+    },
+    Operation {
+        errors: &[503],
+        ..get("/readyz", "readyz", "As `/ready`.", SuccessBody::Json("Status"))
     },
     Operation {
         errors: &[401, 403],
@@ -339,6 +346,16 @@ pub(in super::super) const OPERATIONS: &[Operation] = &[
             "workers",
             "Every worker and every group of ranks.",
             SuccessBody::Json("Workers"),
+        )
+    },
+    Operation {
+        tag: "operators",
+        callers: Callers::Operators,
+        ..get(
+            "/scale",
+            "scale",
+            "How many workers each model needs for what is asked of it, by role, and what speaks against one less.",
+            SuccessBody::Json("Scale"),
         )
     },
     Operation {

@@ -37,14 +37,14 @@ one_label! {
 /// What was answered to an HTTP request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByAnswer {
-    pub(super) route: String,
-    pub(super) status: u16,
-    pub(super) error: &'static str,
+    pub(in crate::metrics) route: String,
+    pub(in crate::metrics) status: u16,
+    pub(in crate::metrics) error: &'static str,
 }
 
 /// What moved KV, and how that ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByPull {
-    pub(super) backend: &'static str,
-    pub(super) outcome: &'static str,
+    pub(in crate::metrics) backend: &'static str,
+    pub(in crate::metrics) outcome: &'static str,
 }
