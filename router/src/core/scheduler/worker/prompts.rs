@@ -150,9 +150,9 @@ impl<W> Worker<W> {
                 InLine::Own(i) => self.prefills[i].request == awaits.request,
                 InLine::Other(_) => false,
             };
-            let at = line.iter().position(is_it)?;
-            let place = u32::try_from(at).ok().filter(|at| (*at as usize) < MOST_QUEUED)?;
-            Some(Awaited { place, left: awaits.left })
+            // only those that are told apart in the queue; thousands may wait, each for one before it
+            let at = line.iter().take(MOST_QUEUED).position(is_it)?;
+            Some(Awaited { place: u32::try_from(at).ok()?, left: awaits.left })
         };
         for place in &line {
             match *place {
