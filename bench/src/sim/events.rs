@@ -33,8 +33,11 @@ pub(super) enum Event {
     News(usize),
     /// The autoscaler looks at what is needed.
     Scales,
-    /// A worker that it started is there.
-    Started(usize),
+    /// A worker that it started is there, unless it was stopped since.
+    Started {
+        worker: usize,
+        life: u64,
+    },
     /// The router looks after everything that no frame looks after; idle workers give a sign of life.
     Sweep,
 }

@@ -214,3 +214,25 @@ fn fleets_that_no_autoscaler_is_for_are_refused_by_name() {
     let alone = ["sim", "TRACE", "--autoscale-start-s", "3"];
     assert!(Flags::try_parse_from(alone).is_err(), "it says nothing without --autoscale");
 }
+
+#[test]
+fn a_worker_that_was_stopped_while_it_started_starts_anew() {
+    // ten a second for a minute, nothing for long enough to stop what starts, and ten a second again
+    let burst =
+        |from_s: f64, s: u32| (0..10 * s).map(move |i| (from_s + f64::from(i) / 10.0) * 1e3);
+    let rows = burst(0.0, 60).chain(burst(400.0, 500)).enumerate().map(|(number, at_ms)| Row {
+        at_ms,
+        input_tokens: 64,
+        output_tokens: 8,
+        blocks: (0..4).map(|place| number as u64 * 8 + place).collect(),
+        session: None,
+    });
+    let requests = Requests { name: "two bursts".into(), block_tokens: 16, rows: rows.collect() };
+    let flags = "--workers 2 --autoscale 1 --autoscale-start-s 600 --autoscale-idle-s 60";
+    let report = sim(flags, &requests);
+    let did = &report["autoscaled"];
+    assert!(did["started"].as_u64() >= Some(2) && did["stopped"].as_u64() >= Some(1), "{did}");
+    // it was started again at 400 s at the earliest, and the last request comes at 900 s
+    let by_worker = report["uncached_tokens_by_worker"].as_object().unwrap();
+    assert_eq!(by_worker.keys().collect::<Vec<_>>(), ["w0"], "{did}");
+}

@@ -181,7 +181,7 @@ impl World {
                 Event::Lost { worker, life } => self.lost(worker, life),
                 Event::News(worker) => self.hear(worker),
                 Event::Scales => self.scale(),
-                Event::Started(worker) => self.started(worker),
+                Event::Started { worker, life } => self.started(worker, life),
                 Event::Sweep => self.sweep(),
             }
         }

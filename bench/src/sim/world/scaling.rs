@@ -56,9 +56,11 @@ impl World {
         }
         let Some(place) = self.first(Lifecycle::Stopped) else { return false };
         self.workers[place].lifecycle = Lifecycle::Starting;
+        let life = self.workers[place].life;
         if let Some(scaler) = &mut self.autoscaler {
             scaler.starts(self.now_ms);
-            self.events.at(self.now_ms + scaler.rules.start_ms, Event::Started(place));
+            let there_ms = self.now_ms + scaler.rules.start_ms;
+            self.events.at(there_ms, Event::Started { worker: place, life });
         }
         true
     }
@@ -77,8 +79,9 @@ impl World {
     }
 
     /// A worker that was started is there, unless it was stopped meanwhile.
-    pub(super) fn started(&mut self, place: usize) {
-        if self.workers[place].lifecycle == Lifecycle::Starting {
+    pub(super) fn started(&mut self, place: usize, life: u64) {
+        let worker = &self.workers[place];
+        if worker.lifecycle == Lifecycle::Starting && worker.life == life {
             self.workers[place].lifecycle = Lifecycle::Running;
             self.change(place);
         }
@@ -104,6 +107,7 @@ impl World {
 
     fn stop(&mut self, place: usize) {
         self.workers[place].lifecycle = Lifecycle::Stopped;
+        self.workers[place].life += 1;
         if let Some(scaler) = &mut self.autoscaler {
             scaler.stops(self.now_ms);
         }
