@@ -33,6 +33,8 @@ ROOTS = (
         "ml-dtypes",
         "msgpack",
         "openai",
+        "opentelemetry-exporter-otlp-proto-http",
+        "opentelemetry-sdk",
         "psutil",
         "pytest",
     ),

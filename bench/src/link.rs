@@ -73,6 +73,8 @@ pub(crate) async fn run(args: &LinkArgs) -> anyhow::Result<Report> {
             resume: None,
             kv_transfer: None,
             pooling: None,
+            request_id: "".into(),
+            trace: None,
         };
         let started = Instant::now();
         writer.push(&Frame::Submit(submit))?;

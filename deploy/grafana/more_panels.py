@@ -294,12 +294,13 @@ DEGRADED = Row(
             ),
         ),
         Panel(
-            title="Lost lines and responses",
-            about="Lines of the log, decisions and stored responses that were not written.",
+            title="Lost lines, spans and responses",
+            about="Lines of the log, decisions, spans and stored responses that were not written.",
             queries=(
                 Query(rate("headrace_log_lines_dropped_total", by="why"), "log: {{why}}"),
                 Query(rate("headrace_decision_log_dropped_total"), "decisions dropped"),
                 Query(rate("headrace_decision_log_errors_total"), "decision log errors"),
+                Query(rate("headrace_spans_dropped_total", by="reason"), "spans: {{reason}}"),
                 Query(rate("headrace_responses_not_stored_total"), "responses not stored"),
                 Query(rate("headrace_response_store_errors_total"), "response store errors"),
             ),

@@ -18,6 +18,7 @@ use crate::limits::key_ring::{KeyRing, KeysShown};
 use crate::limits::memory::Memory;
 use crate::limits::shares::Shares;
 use crate::log::requests::RequestLog;
+use crate::log::traces::Traces;
 use crate::log::{LostLines, change_filter};
 use crate::metrics::{Exposition, Metrics, Tasks, ThisProcess};
 use crate::process::feed::Feed;
@@ -44,6 +45,8 @@ pub struct App {
     pub(crate) responses: ResponseStore,
     /// Told of every request that ends.
     pub(crate) request_log: Arc<RequestLog>,
+    /// Makes their spans, if there are to be some.
+    pub(crate) traces: Traces,
     /// What the dashboard shows, for all who look at it.
     pub(crate) feed: Feed,
     /// All that `/metrics` shows.
@@ -88,6 +91,7 @@ impl App {
                 }
             })?;
         let fleet = fleet::start(&config, Arc::clone(&metrics)).await?;
+        let traces = Traces::start(config.traces.as_ref(), fleet.name(), &metrics)?;
         let bounds = config.bounds;
         let request_log = Arc::new(RequestLog::new(&config.log));
         let keys = KeyRing::new(&config.http.access);
@@ -105,6 +109,7 @@ impl App {
             memory,
             responses,
             request_log,
+            traces,
             feed: Feed::default(),
             exposed,
             metrics_pages: Mutex::default(),

@@ -1,7 +1,7 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
 //! `args` is what was typed. Each part of it is checked here or in `registration` with `etcd` (about being found), `service` (about
-//! systemd and its like), `routing` (about choosing workers), `access` with `keys` (about who may come in), `tls`, `memory`, `parsers` and `log`.
+//! systemd and its like), `routing` (about choosing workers), `access` with `keys` (about who may come in), `tls`, `memory`, `parsers`, `log` and `traces`.
 
 mod access;
 mod args;
@@ -18,6 +18,7 @@ mod routing;
 mod service;
 mod store;
 mod tls;
+mod traces;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -40,6 +41,7 @@ pub use routing::{DecisionLogConfig, RoutingConfig};
 pub use service::{NotifyAddress, PassedSocket, ServiceConfig, ServiceVariables, SocketRole};
 pub use store::StoreConfig;
 pub use tls::{Reloaded, TlsListen};
+pub use traces::{TracesConfig, TracesVariables};
 
 /// Bytes that may follow each other without a place where the tokenizer lets a text be cut, where nobody says otherwise.
 /// `tokenizers` takes up to 350 bytes of memory for each, and some 0.5 s for all of them.
@@ -74,6 +76,8 @@ pub struct Config {
     pub log: LogConfig,
     /// Metrics have vLLM's names, too.
     pub vllm_metrics: bool,
+    /// Requests are traced.
+    pub traces: Option<TracesConfig>,
     /// What a service manager passes and wants to hear.
     pub service: ServiceConfig,
 }
@@ -264,6 +268,7 @@ impl TryFrom<RouterArgs> for Config {
     fn try_from(mut args: RouterArgs) -> Result<Self, ConfigError> {
         let log = log::check(&args)?;
         let vllm_metrics = log::vllm_metrics(&args)?;
+        let traces = TracesConfig::check(&args)?;
         let service = ServiceConfig::check(&args.service, std::process::id())?;
         service.place(&mut args)?;
         let routing = RoutingConfig::check(&args)?;
@@ -367,6 +372,7 @@ impl TryFrom<RouterArgs> for Config {
             drain_timeout: Duration::from_millis(args.drain_timeout_ms),
             log,
             vllm_metrics,
+            traces,
             service,
         })
     }

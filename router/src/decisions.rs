@@ -56,7 +56,7 @@ impl Decisions {
     pub(crate) fn about(&self, request: &str, tenant: Option<u64>) -> Vec<Remembered> {
         let recent = self.recent();
         let asked = |one: &&Remembered| {
-            one.decision.request == request && tenant.is_none_or(|tenant| tenant == one.tenant.id)
+            *one.decision.request == *request && tenant.is_none_or(|tenant| tenant == one.tenant.id)
         };
         recent.decisions.iter().filter(asked).cloned().collect()
     }

@@ -29,6 +29,7 @@ use self::listen::{Listener, accept_workers};
 pub use self::registry::{Registry, ServedModel};
 use crate::config::{Config, WorkerListen};
 use crate::core::secret::{AuthKey, HashKey};
+use crate::log::traces::TracesError;
 use crate::metrics::Metrics;
 use crate::net::tls::{ServerTls, TlsError};
 use crate::prompt::{Conventions, PrefixCache, TokenizePool};
@@ -91,6 +92,9 @@ pub enum StartError {
     /// No threads for the tokeniser.
     #[error("cannot start the threads of the tokeniser: {0}")]
     Threads(#[source] std::io::Error),
+    /// Requests cannot be traced.
+    #[error(transparent)]
+    Traces(#[from] TracesError),
     /// No socket for what a service manager is told.
     #[error("NOTIFY_SOCKET: cannot open a socket: {0}")]
     Notifier(#[source] std::io::Error),

@@ -9,6 +9,7 @@ mod lines;
 mod rate;
 pub(crate) mod requests;
 mod stderr;
+pub(crate) mod traces;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::borrow::Cow;

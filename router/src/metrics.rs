@@ -13,7 +13,7 @@ mod requests;
 mod responses;
 mod scheduling;
 mod scrape;
-mod tasks;
+mod spans;
 mod this_process;
 mod transfers;
 
@@ -37,8 +37,8 @@ pub use requests::Requests;
 pub use responses::Responses;
 pub use scheduling::Scheduling;
 pub use scrape::Scrape;
-pub use tasks::Tasks;
-pub use this_process::ThisProcess;
+pub use spans::Spans;
+pub use this_process::{Tasks, ThisProcess};
 pub use transfers::Transfers;
 pub(crate) use transfers::backend_label;
 
@@ -65,6 +65,8 @@ pub struct Metrics {
     pub links: Links,
     /// Placements, and what they rely on.
     pub scheduling: Scheduling,
+    /// What is told of requests elsewhere.
+    pub spans: Spans,
     /// Times of the last requests, for the dashboard; scrapers have the histograms.
     pub recent: Recent,
 }
@@ -84,6 +86,7 @@ impl Metrics {
         self.transfers.register(registry);
         self.links.register(registry);
         self.scheduling.register(registry);
+        self.spans.register(registry);
     }
 
     /// Everything counted here, as text.

@@ -5,6 +5,7 @@ mod attempt;
 mod choice;
 pub mod grammar;
 mod request_trace;
+mod spans;
 
 use std::sync::Arc;
 

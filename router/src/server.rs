@@ -246,6 +246,7 @@ impl Server {
         }
         let _ = timeout(LAST_EVENTS, operators).await; // hung up on with the rest
         app.fleet.close().await;
+        app.traces.end().await;
         drop((watching, telling, summing_up));
         tracing::info!("stopped");
     }

@@ -60,6 +60,7 @@ from headrace.wire.frames import (
     Ticket,
     TokenLimits,
     TokenLogprob,
+    TraceContext,
     TransferBackend,
     TransferFailure,
     Transferred,
@@ -78,10 +79,11 @@ INTEGERS = {
 
 FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v2", 16)
 HELLO = Hello(
-    7, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
+    8, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
     Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)), dtype="bfloat16",
 )  # fmt: skip
 STEP = Step(1, 12.5, 0, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0, 2), [])
+TRACE = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 SUBMIT = Submit(7, b"\x01\0\0\0\x00\xc0\0\0", Sampling(), [2], 256)
 LOGPROBS = [
     TokenLogprob(-0.5, [Ranked(11, -0.5), Ranked(U32, -1e300)]),
@@ -99,7 +101,7 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
             kv_block_bytes=1 << 20,
         ),
         "extreme": Hello(
-            7, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
+            8, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
             Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32, U64, UNICODE), [""], b"",
             StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200, [UNICODE], U32, "fifo",
         ),
@@ -219,6 +221,11 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
                 TokenLimits([0, U32], [9, 1, U32, 3], [1, 3]),
             ), list(range(120, 137)), U32, U64, -128, UNICODE.encode(),
             KvFrom("prefill-0", ["tcp:10.0.0.1:9000", ""], U32), Resume(b"\x05\0\0\0", 2**63), KvTransfer(U32),
+            Pooling.MEAN, "r" * 128, TraceContext(f"00-{'f' * 32}-{'f' * 16}-00", "a=" + "~" * 510),
+        ),
+        "traced": dataclasses.replace(SUBMIT, request_id="req-1", trace=TRACE),
+        "traced elsewhere, too": dataclasses.replace(
+            SUBMIT, trace=dataclasses.replace(TRACE, state="vendor=1,other@x=2")
         ),
         **{
             f"grammar {kind}": dataclasses.replace(SUBMIT, sampling=Sampling(grammar=Grammar(kind, "{}")))
@@ -268,6 +275,8 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
 def invalid() -> list[dict[str, str]]:
     """Bodies that are no frame: name, hex, kind of error, and the place where it must be found."""
     hello, step, submit = (codec.encode(frame) for frame in (HELLO, STEP, SUBMIT))
+    traced = codec.encode(FROM_ROUTER["submit"]["traced"])
+    parent = b"\xd9\x37" + TRACE.parent.encode()
 
     limits = TokenLimits([], [200, 201], [2])
     limited = codec.encode(dataclasses.replace(SUBMIT, sampling=Sampling(limits=limits)))
@@ -366,7 +375,7 @@ def invalid() -> list[dict[str, str]]:
         ("a version below zero", b"\xdc\x00\x12\x01\xff" + b"\xa1x" * 16, "malformed", "hello.protocol"),
         (
             "a hello without its queue's rule",
-            swap(hello, b"\xdc\x00\x12\x01\x07", b"\xdc\x00\x11\x01\x07")[:-7],
+            swap(hello, b"\xdc\x00\x12\x01\x08", b"\xdc\x00\x11\x01\x08")[:-7],
             "malformed",
             "hello",
         ),
@@ -435,8 +444,32 @@ def invalid() -> list[dict[str, str]]:
             "malformed",
             "step.outputs[0].pooled",
         ),
-        ("pooling that is not known", submit[:-1] + b"\xa3max", "malformed", "submit.pooling"),
-        ("submit of version 4", submit[:1].replace(b"\x9d", b"\x9c") + submit[1:-1], "malformed", "submit"),
+        ("pooling that is not known", submit[:-3] + b"\xa3max" + submit[-2:], "malformed", "submit.pooling"),
+        ("an id with a space", swap(traced, b"\xa5req-1", b"\xa5req 1"), "malformed", "submit.request_id"),
+        ("an id of control", swap(traced, b"\xa5req-1", b"\xa5\x1b[31m"), "malformed", "submit.request_id"),
+        ("an id of 129 bytes", swap(traced, b"\xa5req-1", b"\xd9\x81" + b"r" * 129), "malformed", "submit.request_id"),
+        ("an id of nothing", swap(traced, b"\xa5req-1", b"\xc0"), "malformed", "submit.request_id"),
+        *(
+            (f"trace {what}", swap(traced, parent, bytes([0xD9, len(text)]) + text), "malformed", "submit.trace.parent")
+            for what, text in {
+                "of a later version": b"01" + parent[4:],
+                "with a flag that nobody knows": parent[2:-2] + b"03",
+                "in capitals": parent[2:].upper(),
+                "of zeros": b"00-" + b"0" * 32 + parent[37:],
+                "under a span of zeros": parent[2:38] + b"0" * 16 + parent[54:],
+                "cut": parent[2:-1],
+                "and more": parent[2:] + b"-00",
+                "in no hex": swap(parent[2:], b"f92f", b"fg2f"),
+                "with a line's end": parent[2:-1] + b"\n",
+            }.items()
+        ),
+        ("trace as bytes", swap(traced, parent, b"\xc4" + parent[1:]), "malformed", "submit.trace.parent"),
+        ("trace of one field", swap(traced, b"\x92" + parent + b"\xc0", b"\x91" + parent), "malformed", "submit.trace"),
+        ("trace without an array", traced[: traced.index(b"\x92" + parent)] + b"\x01", "malformed", "submit.trace"),
+        ("trace state of nothing", traced[:-1] + b"\xa0", "malformed", "submit.trace.state"),
+        ("trace state of two lines", traced[:-1] + b"\xa3a\nb", "malformed", "submit.trace.state"),
+        ("trace state of 513 bytes", traced[:-1] + b"\xda\x02\x01" + b"x" * 513, "malformed", "submit.trace.state"),
+        ("submit of version 7", swap(submit, b"\x9f\x22", b"\x9d\x22")[:-2], "malformed", "submit"),
         ("priority beyond 8 bits", swap(submit, b"\xc0\x00\xc4", b"\xc0\xcc\x80\xc4"), "malformed", "submit.priority"),
         ("ticket over 256 bytes", b"\x94\x07\x07\xc5\x01\x01" + bytes(257) + b"\x05", "malformed", "kv_ready.ticket"),
         ("ticket to pass on over 256 bytes", b"\x93\x28\x07\xc5\x01\x01" + bytes(257), "malformed", "ticket.ticket"),
@@ -495,8 +528,8 @@ def invalid() -> list[dict[str, str]]:
         ("fetch without offsets", swap(fetch, b"\x92\x00\x07", b"\x90"), "malformed", "fetch.offset"),
         ("fetch of a name and a byte", swap(fetch, b"\xc4\x20", b"\xc4\x21\x00"), "malformed", "fetch.names"),
         ("fetch from nobody", swap(fetch, kv_from, b"\xc0"), "malformed", "fetch.kv_from"),
-        ("KV transfer by number", submit[:-2] + b"\x05\xc0", "malformed", "submit.kv_transfer"),
-        ("KV transfer without its lease", submit[:-2] + b"\x90\xc0", "malformed", "submit.kv_transfer"),
+        ("KV transfer by number", submit[:-4] + b"\x05\xc0\xa0\xc0", "malformed", "submit.kv_transfer"),
+        ("KV transfer without its lease", submit[:-4] + b"\x90\xc0\xa0\xc0", "malformed", "submit.kv_transfer"),
         ("drain of the version before", b"\x92\x25\x05", "malformed", "drain"),
         (
             "more prompts than are told",

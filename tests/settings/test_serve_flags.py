@@ -58,6 +58,7 @@ def value(flag: Flag, folder: Path) -> str:
     known = {"--host": "localhost", "--shadow": "round-robin", "--log-level": "debug"}
     known |= {"--decision-log": str(folder / "log"), "--queue-floors": "0.4,0.3,0.1"}
     known |= {"--register": "etcd:e:2379/p", "--advertise": "h:1", "--admin-listen": "unix:/a"}
+    known |= {"--otlp-endpoint": "http://c:4318"}
     known |= {"--worker-listen": "unix:/w", "--allowed-origins": "https://a", "--policy": "kv"}
     return known.get(flag.name) or flag.default or "h"
 
@@ -103,6 +104,7 @@ def test_two_sides_share_a_few_flags_and_the_rest_is_of_one() -> None:
     of_worker = {flag.name for flag in WORKER_FLAGS.values()}
     of_fleet = {flag.name for flag in FLEET_FLAGS.values()}
     shared = {"--secret-file", "--log-level", "--log-format", "--log-requests-per-s"}
+    shared |= {"--otlp-endpoint"}
     assert of_worker & ROUTER.keys() == shared
     assert not of_fleet & (of_worker | ROUTER.keys())
     names = [flag.name for flag in main.serve_flags()]

@@ -331,6 +331,8 @@ impl ByHand {
             resume: None,
             kv_transfer: None,
             pooling: None,
+            request_id: "".into(),
+            trace: None,
         }))
         .await;
         let mut events = Vec::new();

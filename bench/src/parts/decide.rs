@@ -293,7 +293,7 @@ impl Bench {
         let wanted = PlacementRequest {
             request: RequestId(n),
             prefill_request: RequestId(n | 1 << 63),
-            name: String::new(),
+            name: Arc::default(),
             prompt_tokens: u32::try_from(tokens)?,
             max_tokens: 256,
             keys,

@@ -236,7 +236,7 @@ impl World {
         let wanted = PlacementRequest {
             request: RequestId(2 * ticket),
             prefill_request: RequestId(2 * ticket + 1),
-            name: request.to_string(),
+            name: request.to_string().into(),
             prompt_tokens: arrival.prompt_tokens + generated,
             max_tokens: arrival.limit() - generated,
             keys: arrival.keys_now(self.block_tokens),

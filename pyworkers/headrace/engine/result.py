@@ -89,6 +89,7 @@ class StepResult:
     drafted: int = 0
     accepted: int = 0
     answers: dict[int, Answers] = field(default_factory=dict[int, Answers])  # by link
+    admitted: list[Key] = field(default_factory=list[Key])  # to the batch, also once more
     begun: list[Key] = field(default_factory=list[Key])  # what is said of them now is the first
     ended: list[EndedSequence] = field(default_factory=list[EndedSequence])
 

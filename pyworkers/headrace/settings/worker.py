@@ -38,7 +38,8 @@ ROUTER = "Router"
 SPLIT = "Split serving"
 ENDPOINT = "HTTP endpoint"
 LOG = "Log"
-GROUPS = (MODEL, CACHE, MTP, PARALLEL, ROUTER, SPLIT, ENDPOINT, LOG)  # as the help has them
+TRACES = "Traces"
+GROUPS = (MODEL, CACHE, MTP, PARALLEL, ROUTER, SPLIT, ENDPOINT, LOG, TRACES)  # as the help has them
 LOOPBACK = "127.0.0.1"
 
 
@@ -347,6 +348,17 @@ class WorkerSettings(EngineSettings, ParallelSettings):
         help="Lines about requests a second, at most: of requests that finished, and as many of those that failed. "
         "What is left out is counted and told in the line of every ten seconds. 0 writes none. Workers of `headrace "
         "serve` write none: its router does.",
+    )
+    otlp_endpoint: str | None = setting(
+        "--otlp-endpoint",
+        group=TRACES,
+        value="URL",
+        variable="OTEL_EXPORTER_OTLP_ENDPOINT",
+        shown="no spans",
+        help="Collector of OpenTelemetry to which spans of legs are sent, as OTLP over HTTP: http://HOST:4318, to "
+        "which /v1/traces is added. There are spans of the legs whose trace the router keeps. The variable "
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT holds a whole URL.",
+        in_serve=True,
     )
 
     @property

@@ -6,6 +6,7 @@ byte.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,7 +15,9 @@ from headrace.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_GRAMMAR_BYTES,
     MAX_MARKER_TOKENS,
+    MAX_REQUEST_ID,
     MAX_TICKET_BYTES,
+    MAX_TRACE_STATE,
     MOST_OTHER_PROMPTS,
     NAME_BYTES,
     PROTOCOL,
@@ -47,6 +50,7 @@ from headrace.wire.frames import (
     Submit,
     Ticket,
     TokenLimits,
+    TraceContext,
     Transferred,
     Welcome,
 )
@@ -137,6 +141,28 @@ def _limits_rule(limits: TokenLimits) -> None:
         raise MalformedFrame(".lengths", expected, str(sum(limits.lengths)))
 
 
+_REQUEST_ID: Final = re.compile(rf"[!-~]{{0,{MAX_REQUEST_ID}}}")
+# Neither trace nor span may be all zeros.
+_TRACE_PARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]")
+_TRACE_STATE: Final = re.compile(rf"[ -~]{{1,{MAX_TRACE_STATE}}}")
+
+
+def _submit_rule(submit: Submit) -> None:
+    expected = f"at most {MAX_REQUEST_ID} visible characters"
+    _text(".request_id", _REQUEST_ID, submit.request_id, expected)
+
+
+def _trace_rule(trace: TraceContext) -> None:
+    _text(".parent", _TRACE_PARENT, trace.parent, "a traceparent")
+    if trace.state is not None:
+        _text(".state", _TRACE_STATE, trace.state, "a tracestate")
+
+
+def _text(field: str, form: re.Pattern[str], text: str, expected: str) -> None:
+    if form.fullmatch(text) is None:
+        raise MalformedFrame(field, expected, repr(text[:80]))
+
+
 def _others_rule(frame: OtherPrompts) -> None:
     if len(frame.prompts) > MOST_OTHER_PROMPTS:
         expected = f"at most {MOST_OTHER_PROMPTS} items"
@@ -175,6 +201,8 @@ _RULES: Final[dict[type, Callable[[Any], None]]] = {
     Grammar: _grammar_rule,
     Reasoning: _reasoning_rule,
     TokenLimits: _limits_rule,
+    Submit: _submit_rule,
+    TraceContext: _trace_rule,
     OtherPrompts: _others_rule,
 }
 

@@ -13,12 +13,14 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from headrace.wire.schema import I8, I32, U8, U16, U32, U64
 
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
 MAX_GRAMMAR_BYTES: Final = 64 << 10  # of a source, in UTF-8
 MAX_MARKER_TOKENS: Final = 64  # of what begins or ends reasoning
 MOST_OTHER_PROMPTS: Final = 16
+MAX_REQUEST_ID: Final = 128  # visible characters
+MAX_TRACE_STATE: Final = 512  # printable characters
 NAME_BYTES: Final = 16  # of a block's full name; its key is the first half
 
 
@@ -523,6 +525,14 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceContext:
+    """The span that a leg's spans are under, in the texts of W3C's Trace Context."""
+
+    parent: str  # a traceparent of version 00
+    state: str | None = None  # a tracestate, to be passed on
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """One leg of a request. `tokens` is the prompt, u32 little-endian."""
 
@@ -538,6 +548,8 @@ class Submit:
     resume: Resume | None = None
     kv_transfer: KvTransfer | None = None
     pooling: Pooling | None = None  # the prompt as a vector, in place of an answer
+    request_id: str = ""  # `X-Request-ID` of the HTTP request, for logs and spans
+    trace: TraceContext | None = None  # None: the router does not trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from headrace.wire.tls import tls_context
 from headrace.worker.endpoint.start import watching
 from headrace.worker.endpoint.watched import WatchedWorker
 from headrace.worker.load_model import Loaded, load
-from headrace.worker.log_format import begin_log
+from headrace.worker.log.log_format import begin_log
+from headrace.worker.log.traces.start import collector_of, tracing
 from headrace.worker.parallel.control import GroupFailed
 from headrace.worker.parallel.environment import read_environment
 from headrace.worker.service_manager import keep_told, read_service_manager
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import ssl
 
     from headrace.settings.worker import WorkerSettings
+    from headrace.worker.log.traces.legs import LegSpans
     from headrace.worker.parallel.environment import GroupEnvironment
 
 log = logging.getLogger(__name__)
@@ -78,10 +80,12 @@ async def serve(
     *,
     alone: bool = False,
     watched: WatchedWorker | None = None,
+    spans: LegSpans | None = None,
 ) -> None:
     """Serve the routers until one of them or a signal drains the worker; a second signal stops it.
 
-    Where it is `alone` in its process, that ends then, whatever it is at. `watched` is what others see of it.
+    Where it is `alone` in its process, that ends then, whatever it is at. `watched` is what others see of it, and
+    `spans` makes those of its legs.
 
     Raises OSError where the transfer endpoint cannot listen.
     """
@@ -96,6 +100,7 @@ async def serve(
         transfer=transfer,
         overlap=settings.overlap,
         lines_per_s=settings.log_requests_per_s,
+        spans=spans,
     )
     manager = read_service_manager(os.environ, os.getpid())
     loop = asyncio.get_running_loop()
@@ -173,6 +178,7 @@ def _load_and_serve(
     try:
         parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded
         link_tls(settings)  # and so is a wrong certificate
+        collector_of(settings.otlp_endpoint, os.environ)
         loaded = load(settings, environment)
     except (CannotRun, SettingsError):
         raise  # the command says why
@@ -188,8 +194,10 @@ def _load_and_serve(
     # What is loaded by now stays. A full collection would walk it, for 0.1 s in which no answer goes on.
     gc.freeze()
     status = 0
+    hello = loaded.hello
     try:
-        _event_loop_run()(serve(loaded, settings, alone=alone, watched=watched))
+        with tracing(settings.otlp_endpoint, hello.worker, hello.model) as spans:
+            _event_loop_run()(serve(loaded, settings, alone=alone, watched=watched, spans=spans))
     except* (Refused, RouterNotTrusted, OSError) as group:
         log.error("%s", first(group))  # noqa: TRY400
         status = EXIT_CONFIG

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
 
 from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.cache.block_log import BlockLog, CacheView
@@ -31,15 +32,19 @@ from headrace.wire.frames import (
     Hello,
     Submit,
     Ticket,
+    Transferred,
 )
 from headrace.wire.links import Links
 from headrace.worker.endpoint.watched import WorkerReport
 from headrace.worker.grammar_compiler import GrammarCompiler
+from headrace.worker.log.request_log import SUMMARY_S, WorkerLog
 from headrace.worker.membership import Membership
 from headrace.worker.other_prompts import of_others
-from headrace.worker.request_log import SUMMARY_S, WorkerLog
 from headrace.worker.sessions import EngineInput, Joined, Left, Peer, Sessions
 from headrace.worker.step_executor import StepExecutor
+
+if TYPE_CHECKING:
+    from headrace.worker.log.traces.legs import LegSpans
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +66,11 @@ class Worker:
         transfer: Transfer | None = None,
         overlap: bool = True,
         lines_per_s: int = 0,
+        spans: LegSpans | None = None,
     ) -> None:
-        """With `overlap` a step is planned while the one before it runs. `lines_per_s` are those about requests."""
+        """With `overlap` a step is planned while the one before it runs. `lines_per_s` are those about requests;
+        `spans` makes those of their legs, if they are traced.
+        """
         self.engine = engine
         self._overlap = overlap
         self._connector = (
@@ -84,6 +92,7 @@ class Worker:
             model=hello.model,
             blocks=hello.capacity.blocks,
             lines_per_s=lines_per_s,
+            spans=spans,
         )
 
     async def serve(self) -> None:
@@ -249,7 +258,7 @@ class Worker:
                 self._join(peer)
             case Left():
                 cancelled = (self._connector or self.engine).cancel_link(peer.number)
-                self._log.left(peer.number)
+                self._log.left(peer.number, arrival.at_s)
                 self._peers.pop(peer.number, None)
                 self._trust()
                 level = logging.WARNING if cancelled else logging.INFO
@@ -280,7 +289,7 @@ class Worker:
         ):
             raise RequestError(FailureKind.UNSUPPORTED, "this worker moves no KV")
         self.engine.submit(submit, link=peer.number, now_s=at_s)
-        self._log.admitted(Key(peer.number, submit.request), peer.session.router, at_s)
+        self._log.admitted(Key(peer.number, submit.request), submit, peer.session.router, at_s)
 
     def _refuse(self, submit: Submit, peer: Peer, error: RequestError, at_s: float) -> None:
         peer.outbox.failed(error.frame(submit.request))
@@ -372,6 +381,7 @@ class Worker:
 
     def report(self) -> WorkerReport:
         """What it is at, for whoever watches it. From its own loop."""
+        spans = self._log.spans
         return WorkerReport(
             worker=self._hello.worker,
             model=self._hello.model,
@@ -381,6 +391,7 @@ class Worker:
             blocks=self._hello.capacity.blocks,
             load=self.engine.load,
             totals=self._log.totals.copy(),
+            spans=None if spans is None else spans.queue.totals(),
         )
 
     @property
@@ -408,6 +419,9 @@ class Worker:
 
     def _tell(self, link: int, news: News) -> None:
         """To a router, if it is still there."""
+        if isinstance(news, Transferred):
+            now_s = asyncio.get_running_loop().time()
+            self._log.transferred(Key(link, news.request), news, now_s)
         peer = self._peers.get(link)
         if peer is not None:
             peer.outbox.tell(news)

@@ -6,7 +6,9 @@ use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser as _};
 
 use super::parsers::NO_PARSER;
-use super::{EtcdVariables, ReasoningParser, ServiceVariables, ToolParser, environment};
+use super::{
+    EtcdVariables, ReasoningParser, ServiceVariables, ToolParser, TracesVariables, environment,
+};
 use crate::core::policy::PolicyName;
 
 /// Of clients, where nobody named another number.
@@ -351,6 +353,20 @@ pub struct RouterArgs {
     /// Show metrics under the names of another server, too, so that dashboards and gateways made for it work: `vllm`.
     #[arg(long, value_name = "SERVER", value_parser = [VLLM], help_heading = "Log")]
     pub metrics_compat: Option<String>,
+
+    /// Collector of OpenTelemetry to which spans of requests are sent, as OTLP over HTTP: http://HOST:4318, to which
+    /// /v1/traces is added. Without it there are no spans. The variable OTEL_EXPORTER_OTLP_TRACES_ENDPOINT holds a whole
+    /// URL.
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", help_heading = "Traces")]
+    pub otlp_endpoint: Option<String>,
+    /// Share of requests that are traced, from 0 to 1, among those whose client says nothing of a trace. For others the
+    /// flag in the client's traceparent decides.
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, help_heading = "Traces")]
+    pub otlp_sample_ratio: f64,
+    /// What the variables OTEL_... say besides.
+    #[arg(skip = TracesVariables::from_environment())]
+    #[serde(skip)]
+    pub otlp: TracesVariables,
 }
 
 /// Whose names metrics can have.

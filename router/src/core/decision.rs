@@ -3,6 +3,8 @@
 
 mod shortened;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::core::candidate::{Ask, Candidate, Exclusion, Random, WorkerId};
@@ -67,7 +69,7 @@ pub struct WorkerPair {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// Name of the request, as its client knows it.
-    pub request: String,
+    pub request: Arc<str>,
     /// Ms since the router started.
     pub at_ms: f64,
     /// What was to be placed.
@@ -160,7 +162,7 @@ impl Decision {
 
 /// Makes a choice. `chooser` and `shadow` move on; the decision keeps them as they stood before.
 pub fn decide(
-    request: String,
+    request: Arc<str>,
     at_ms: f64,
     ask: Ask,
     weighed: impl Into<Weighed>,

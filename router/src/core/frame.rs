@@ -10,7 +10,10 @@ mod handshake;
 mod migration;
 mod other_prompts;
 mod refusal;
+mod trace;
 mod words;
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -28,14 +31,20 @@ pub use self::migration::{
 };
 pub use self::other_prompts::{MOST_OTHER_PROMPTS, OtherPrompt, OtherPrompts};
 pub use self::refusal::{OtherVersion, Refuse, RefuseReason};
+pub use self::trace::{
+    MAX_TRACE_STATE_BYTES, NoTraceParent, NoTraceState, TraceContext, TraceParent, TraceState,
+};
 pub use self::words::Word;
 use self::words::words;
 
 /// Version of this protocol. A peer that speaks another one is refused with both numbers ([`OtherVersion`]).
-pub const PROTOCOL: u16 = 7;
+pub const PROTOCOL: u16 = 8;
 
 /// Longest frame body in bytes. A longer one closes the link.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
+
+/// Longest [`Submit::request_id`] in bytes.
+pub const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// Names a request on one router's links; unique for the life of that router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -396,6 +405,11 @@ pub struct Submit {
     pub kv_transfer: Option<KvTransfer>,
     /// The prompt as a vector, in place of an answer: with `max_tokens` 0, in one leg.
     pub pooling: Option<Pooling>,
+    /// `X-Request-ID` of the HTTP request, for logs and spans: at most [`MAX_REQUEST_ID_BYTES`] of visible ASCII; empty where
+    /// there is none.
+    pub request_id: Arc<str>,
+    /// What the leg's spans are under; `None` where the router does not trace.
+    pub trace: Option<Box<TraceContext>>,
 }
 
 /// Asks for a model description.

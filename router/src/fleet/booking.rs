@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use super::link::LegParent;
 use super::link::{Hangup, LegWork, Link, Partner};
 use super::registry::Registry;
 use crate::config::FleetConfig;
@@ -95,7 +96,8 @@ impl Reservation {
 
     /// Sends the request there; `submit` is that of the whole request, and each leg gets what it needs of it. A prefill
     /// worker that cannot be reached costs nothing but time: the decode worker does its part, too. Log-probabilities that
-    /// wait for the reader are charged to `memory`. A pooled prompt is a vector of `pooled_width`.
+    /// wait for the reader are charged to `memory`. A pooled prompt is a vector of `pooled_width`. Spans of the legs are parts of
+    /// `parent`.
     ///
     /// # Errors
     /// The link of the decode worker broke, or took nothing within `--submit-timeout-ms`.
@@ -107,6 +109,7 @@ impl Reservation {
         submit: Submit,
         pooled_width: u32,
         memory: MemoryShare,
+        parent: Option<LegParent>,
     ) -> Result<TokenStream, RouteError> {
         self.used = true; // from here on the links give it back
         let BookedPlace { link, request } = self.decode.clone();
@@ -117,9 +120,9 @@ impl Reservation {
         let pools = submit.pooling.is_some();
         let mailbox = Arc::new(if pools { mailbox.pooling(pooled_width) } else { mailbox });
         let hangup = Hangup::new(Arc::clone(&self.registry.metrics));
-        let submit = Submit { request, ..submit };
+        let (submit, parent) = (Submit { request, ..submit }, parent.as_ref());
         let Some(prefill) = &self.prefill else {
-            let lease = link.submit(submit, LegWork::Whole, &mailbox, &hangup).await?;
+            let lease = link.submit(submit, LegWork::Whole, &mailbox, &hangup, parent).await?;
             return Ok(TokenStream::new(mailbox, hangup, lease, None));
         };
         let (decode_submit, prefill_submit) = self.legs(submit, prefill);
@@ -128,8 +131,8 @@ impl Reservation {
             Partner { link: Arc::clone(&link), request, handed_off: false, ticketed: false };
         // both at once; the decode leg is known first, so that nothing is said of a leg that is not there
         let (decode, prefill) = tokio::join!(
-            link.submit(decode_submit, LegWork::decode(), &mailbox, &hangup),
-            from.submit(prefill_submit, LegWork::Prefill(partner), &mailbox, &hangup),
+            link.submit(decode_submit, LegWork::decode(), &mailbox, &hangup, parent),
+            from.submit(prefill_submit, LegWork::Prefill(partner), &mailbox, &hangup, parent),
         );
         let decode = decode?;
         let prefill = prefill.map_err(|error| link.goes_alone(request, &error)).ok();

@@ -18,7 +18,8 @@ use crate::core::frame::{
     Freed, Grammar, GrammarTotals, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load,
     MAX_FRAME_BYTES, MOST_OTHER_PROMPTS, ModelPart, Offer, OtherPrompt, OtherPrompts, OtherVersion,
     Output, PROTOCOL, Ping, Prove, Ranked, Reasoning, Refuse, Resume, Resync, Sampling, Snapshot,
-    Step, StepCost, StoredRun, Submit, Ticket, TokenLimits, TokenLogprob, Transferred, Welcome,
+    Step, StepCost, StoredRun, Submit, Ticket, TokenLimits, TokenLogprob, TraceContext,
+    Transferred, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -294,8 +295,9 @@ structs! {
     Refuse { reason, router, retry_after_ms, field, expected, got, message } => rules::refuse
     Submit {
         request, tokens, sampling, stop_ids, max_tokens, deadline_ms, priority, salt, kv_from, resume,
-        kv_transfer, pooling,
-    }
+        kv_transfer, pooling, request_id, trace,
+    } => rules::submit
+    TraceContext { parent, state }
     Sampling {
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logprobs,
         prompt_logprobs, logit_bias, ignore_eos, min_tokens, grammar, reasoning, limits,

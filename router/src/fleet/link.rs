@@ -5,6 +5,7 @@ mod description;
 mod error;
 mod hangup;
 mod leg;
+mod leg_span;
 mod legs;
 mod overdue;
 
@@ -24,6 +25,7 @@ pub(crate) use self::error::LinkError;
 use self::error::NotTaken;
 pub(crate) use self::hangup::Hangup;
 pub(crate) use self::leg::{LegWork, Partner};
+pub(crate) use self::leg_span::LegParent;
 use self::legs::Legs;
 use super::codec::{CodecError, FrameArrival, FrameReader, FrameWriter};
 use super::registry::Registry;

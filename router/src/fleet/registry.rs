@@ -180,6 +180,11 @@ impl Registry {
         &self.setup.address
     }
 
+    /// Name of this router, new at each start.
+    pub(crate) fn name(&self) -> &str {
+        &self.setup.name
+    }
+
     /// What the links use, where they use TLS.
     pub(crate) fn tls(&self) -> Option<&Arc<ServerTls>> {
         self.setup.tls.as_ref()

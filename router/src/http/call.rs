@@ -13,7 +13,7 @@ use crate::config::Tenant;
 use crate::error::RouteError;
 use crate::http::access::caller;
 use crate::http::explain;
-use crate::http::parse::headers::{bad_header, request_id, session, single};
+use crate::http::parse::headers::{bad_header, request_id, session, single, span_of};
 use crate::http::parse::ignored::IgnoredFields;
 use crate::http::parse::nvext::Annotations;
 use crate::http::reply::reject::Reject;
@@ -89,7 +89,11 @@ impl Call {
                 request_id(request),
                 slo,
                 explain,
-                Ends { log: Arc::clone(&app.request_log), metrics: Arc::clone(&app.metrics) },
+                Ends {
+                    log: Arc::clone(&app.request_log),
+                    metrics: Arc::clone(&app.metrics),
+                    span: span_of(request),
+                },
             ),
             metrics: Arc::clone(&app.metrics),
         })

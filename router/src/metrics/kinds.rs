@@ -217,7 +217,12 @@ impl<L: Clone + Eq + Hash> Default for Labelled<L> {
 impl<L: Clone + Eq + Hash> Labelled<L> {
     /// Counts one with these labels.
     pub fn inc(&self, labels: impl Into<L>) {
-        self.0.get_or_create(&labels.into()).inc();
+        self.add(labels, 1);
+    }
+
+    /// Counts so many with these labels.
+    pub fn add(&self, labels: impl Into<L>, count: u64) {
+        self.0.get_or_create(&labels.into()).inc_by(count);
     }
 }
 

@@ -1,6 +1,8 @@
 //! What the operating system knows of this process, read off when `/metrics` is, under the names that Prometheus' own
 //! libraries use. Linux alone tells it; elsewhere there are no such samples.
 
+mod tasks;
+
 use std::fmt;
 use std::path::Path;
 
@@ -9,6 +11,8 @@ use prometheus_client::encoding::DescriptorEncoder;
 use rustix::process::{Resource, getrlimit};
 
 use super::scrape::Scrape;
+
+pub use tasks::Tasks;
 
 /// Of `getconf CLK_TCK`: ticks of a second in `/proc`, the same on every Linux that Rust runs on.
 const TICKS: f64 = 100.0;

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::choice::{Choice, Common, EncodedPrompt};
-use super::{Delta, Job, Truncation, Usage};
+use super::{Delta, Job, Truncation, Usage, spans};
 use crate::app::App;
 use crate::core::frame::Sampling;
 use crate::error::RouteError;
@@ -43,6 +43,7 @@ pub async fn answer(
 ) -> Result<Answer, RouteError> {
     let begin = Instant::now();
     job.request_trace.asks(&model.name, &model.metrics);
+    job.request_trace.span().inspect(|span| spans::asked(span, &job, &model.name));
     if job.n == 0 {
         let message = "n must be at least 1".into();
         return Err(RouteError::BadRequest { param: Some("n".into()), message });
@@ -66,13 +67,16 @@ pub async fn answer(
     let (kept, room) = truncated(job.truncation, room);
     let encoding = model.engine.encode_charged(prompt, room, job.salt.clone(), job.memory.take());
     let encoding = timeout_at(deadline, encoding);
+    let span = job.request_trace.part("tokenise", begin);
     let encoded = encoding.await.map_err(|_| RouteError::DeadlineExceeded {
         state: "for its prompt to be tokenised",
         waited: app.config.deadlines.request,
     });
     app.metrics.requests.encode_seconds.observe(begin.elapsed());
     job.request_trace.tokenised(job.first_choice, begin.elapsed());
-    let mut ids = encoded??;
+    let encoded = encoded.flatten();
+    spans::end(span, &encoded);
+    let mut ids = encoded?;
     ids.drain(..ids.len().saturating_sub(kept));
     ids.shrink_to_fit(); // it stays as long as the answer
     settle_reasoning(&model.engine, &mut job.sampling, &ids);

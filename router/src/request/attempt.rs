@@ -7,12 +7,14 @@ use tokio::time::Instant;
 
 use super::Job;
 use super::choice::Common;
+use super::spans;
 use crate::core::blocks::tokens_le;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Pooling, RequestId, Resume, Sampling, Submit};
 use crate::core::scheduler::PlacementRequest;
 use crate::decisions::actual::Recorder;
 use crate::error::RouteError;
+use crate::fleet::booking::LegParent;
 use crate::fleet::stream::TokenStream;
 
 /// A choice on its worker.
@@ -48,16 +50,22 @@ impl Attempt {
         let hash_time = common.prompt.hash_time + hashing.elapsed();
         let (choice, asked) = (common.choice(index), Instant::now());
         let priority = on_the_worker(&wanted);
+        let queue = job.request_trace.part("queue", asked);
         let place = match fleet.place(&common.model, wanted, common.deadline).await {
             Ok(place) => place,
             Err(error) => {
                 job.request_trace.waited(choice, asked.elapsed());
+                queue.inspect(|queue| spans::failed(queue, &error));
                 // where no other worker is left, the error of the one before says more
                 let nowhere = matches!(error, RouteError::NoWorker { .. });
                 return Err((self.before.filter(|_| nowhere).unwrap_or(error), None));
             }
         };
+        if let Some(queue) = queue {
+            queue.end_at(asked + place.waited());
+        }
         let route = hash_time + asked.elapsed().saturating_sub(place.waited());
+        spans::route(&job.request_trace, choice, &place, route);
         job.request_trace.waited(choice, place.waited());
         job.request_trace.placed(choice, &place, route);
         let recorder = Recorder::begin(place.waited());
@@ -72,7 +80,12 @@ impl Attempt {
             "submit"
         );
         let memory = common.app.memory.answers.share();
-        let submitted = place.submit(submit, common.model.pooled_width, memory).await;
+        let request = job.request_trace.span().map(|span| LegParent {
+            span: Arc::clone(span),
+            choice,
+            is_retry: self.before.is_some(),
+        });
+        let submitted = place.submit(submit, common.model.pooled_width, memory, request).await;
         let stream = submitted.map_err(|error| {
             recorder.failed(Instant::now(), &error);
             (error, Some(worker))
@@ -99,7 +112,7 @@ impl Attempt {
         PlacementRequest {
             request,
             prefill_request,
-            name: job.request_trace.request_id().to_owned(),
+            name: Arc::clone(job.request_trace.request_id()),
             prompt_tokens: prompt_tokens.saturating_add(generated),
             keys,
             reuses: !computes_all(job) || begun,
@@ -140,6 +153,8 @@ impl Attempt {
             resume,
             kv_transfer: None,
             pooling: common.job.pooling,
+            request_id: Arc::clone(common.job.request_trace.request_id()),
+            trace: None,
         }
     }
 }

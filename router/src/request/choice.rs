@@ -216,6 +216,7 @@ impl Choice {
     /// Nothing of what its worker may still send is part of it, nor is what came behind its last token.
     fn finished(&mut self, reason: FinishReason) {
         self.record(|recorder, now| recorder.finished(now, reason.as_str()));
+        self.common.job.request_trace.finished(reason.as_str());
         self.common.model.metrics.finish_reasons.inc(reason.as_str());
         self.state = State::Ended;
         if let Some(unread) = self.waiting.take() {

@@ -7,18 +7,19 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Usage;
+use super::{Usage, spans};
 use crate::core::decision::Decision;
 use crate::core::frame::FailureKind;
 use crate::error::{Causes, RouteError};
 use crate::fleet::booking::Reservation;
 use crate::log::requests::{RequestEnd, RequestLog};
+use crate::log::traces::Span;
 use crate::metrics::{Metrics, ModelMetrics, UNKNOWN};
 
 /// The way of one HTTP request, which may have several choices.
 #[derive(Debug)]
 pub struct RequestTrace {
-    request_id: String,
+    request_id: Arc<str>,
     arrived: Instant,
     slo: Option<Slo>,
     explains: bool,
@@ -32,6 +33,8 @@ pub struct RequestTrace {
 pub(crate) struct Ends {
     pub(crate) log: Arc<RequestLog>,
     pub(crate) metrics: Arc<Metrics>,
+    /// Where requests are traced.
+    pub(crate) span: Option<Arc<Span>>,
 }
 
 /// What a request with a deadline for its first token is measured by.
@@ -93,6 +96,8 @@ struct Told {
     error: Option<(&'static str, String)>,
     /// When it was answered or failed.
     ended: Option<Instant>,
+    /// Why choices ended, where its span is kept.
+    finish: Vec<&'static str>,
 }
 
 /// What became of a request with a slo.
@@ -150,7 +155,7 @@ impl Default for RequestTrace {
     /// One without a name or a slo, that begins now.
     fn default() -> Self {
         let known = Mutex::default();
-        let (request_id, arrived) = (String::new(), Instant::now());
+        let (request_id, arrived) = (Arc::default(), Instant::now());
         Self { request_id, arrived, slo: None, explains: false, ends: None, known }
     }
 }
@@ -158,15 +163,16 @@ impl Default for RequestTrace {
 impl RequestTrace {
     /// It begins now. `request_id` is the `X-Request-ID` of its answer.
     #[must_use]
-    pub fn new(request_id: String, slo: Option<Slo>) -> Arc<Self> {
+    pub fn new(request_id: &str, slo: Option<Slo>) -> Arc<Self> {
         let (arrived, known) = (Instant::now(), Mutex::default());
+        let request_id = request_id.into();
         Arc::new(Self { request_id, arrived, slo, explains: false, ends: None, known })
     }
 
     /// The same of a request that is counted and told to the log, with decisions that are to be explained if `explains`.
     #[must_use]
     pub(crate) fn logged(
-        request_id: String,
+        request_id: Arc<str>,
         slo: Option<Slo>,
         explains: bool,
         ends: Ends,
@@ -183,7 +189,7 @@ impl RequestTrace {
 
     /// `X-Request-ID` of its answer.
     #[must_use]
-    pub fn request_id(&self) -> &str {
+    pub fn request_id(&self) -> &Arc<str> {
         &self.request_id
     }
 
@@ -215,6 +221,16 @@ impl RequestTrace {
     #[must_use]
     pub fn decisions(&self) -> Vec<Arc<Decision>> {
         self.known().decisions.values().map(Arc::clone).collect()
+    }
+
+    /// Its span, where requests are traced.
+    pub(crate) fn span(&self) -> Option<&Arc<Span>> {
+        self.ends.as_ref()?.span.as_ref()
+    }
+
+    /// A part of that, which began then.
+    pub(super) fn part(&self, name: &'static str, began: Instant) -> Option<Span> {
+        self.span().map(|span| span.child_since(name, began))
     }
 
     /// The model that is asked.
@@ -275,6 +291,9 @@ impl RequestTrace {
     /// A choice got its first token, so long after it was submitted.
     pub(super) fn first_token(&self, choice: u32, at: Instant, prefill: Duration) {
         let mut known = self.known();
+        if let (None, Some(span)) = (known.first_token, self.span()) {
+            span.event("first_token", at);
+        }
         let first = known.first_token.map_or(at, |first| first.min(at));
         known.first_token = Some(first);
         known.stages.first_token = Some(first.saturating_duration_since(self.arrived));
@@ -287,6 +306,13 @@ impl RequestTrace {
     pub(super) fn last_token(&self, at: Instant) {
         let mut known = self.known();
         known.last_token = known.last_token.max(Some(at));
+    }
+
+    /// A choice ended, for this reason.
+    pub(super) fn finished(&self, reason: &'static str) {
+        if self.span().is_some_and(|span| span.is_kept()) {
+            self.known().told.finish.push(reason);
+        }
     }
 
     /// All choices came to their end. Returns the mean time for each token after the first, where there are such tokens.
@@ -401,6 +427,19 @@ impl Known {
         });
     }
 
+    /// Tells the span. What was refused for the client's own fault is no error of this service.
+    fn tell_span(&mut self, span: &Span) {
+        let finish = std::mem::take(&mut self.told.finish);
+        spans::ended(span, self.told.usage, finish);
+        let Some((word, why)) = self.error() else { return };
+        let status = self.told.status.unwrap_or(CLIENT_LEFT);
+        if word == "client_gone" || (400..500).contains(&status) {
+            span.set("error.type", word);
+        } else {
+            span.fail(word, why);
+        }
+    }
+
     fn count(&mut self, slo: &Slo, outcome: Option<Outcome>) {
         if !std::mem::replace(&mut self.over, true)
             && let Some(outcome) = outcome
@@ -425,9 +464,12 @@ impl Drop for RequestTrace {
     /// All of it is over. A client that hung up is a miss if the first token was late by then; otherwise nobody can say.
     fn drop(&mut self) {
         let known = self.known.get_mut().expect("no holder panics");
-        if let Some(Ends { log, metrics }) = &self.ends {
+        if let Some(Ends { log, metrics, span }) = &self.ends {
             known.count_end(metrics);
             known.tell(log, &self.request_id, self.arrived);
+            if let Some(span) = span {
+                known.tell_span(span);
+            }
         }
         let Some(slo) = &self.slo else { return };
         let first = known.first_token.unwrap_or_else(Instant::now);

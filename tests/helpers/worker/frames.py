@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from headrace.wire.frames import (
     MAX_MARKER_TOKENS,
+    MAX_REQUEST_ID,
     MAX_TICKET_BYTES,
+    MAX_TRACE_STATE,
     MOST_OTHER_PROMPTS,
     NAME_BYTES,
     PROTOCOL,
@@ -30,8 +32,10 @@ from headrace.wire.frames import (
     Reasoning,
     Refuse,
     RefuseReason,
+    Submit,
     Ticket,
     TokenLimits,
+    TraceContext,
 )
 
 # Where integers and lengths change their width on the wire.
@@ -73,6 +77,10 @@ def _frames(kind: Any) -> st.SearchStrategy[Any]:
             lambda both: dataclasses.replace(
                 both[0], retry_after_ms=both[1] if both[0].reason.says_when else None
             )
+        )
+    if kind is Submit:
+        return st.builds(
+            dataclasses.replace, _values(Submit), request_id=_ascii("!", 0, MAX_REQUEST_ID)
         )
     return _values(kind)
 
@@ -129,10 +137,19 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is TokenLimits:
         words = st.lists(st.lists(_values(U32), min_size=1, max_size=4), max_size=5)
         return st.builds(_limits, st.lists(_values(U32), max_size=20), words)
+    if hint is TraceContext:
+        trace, span = st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1)
+        parent = st.builds("00-{:032x}-{:016x}-0{:d}".format, trace, span, st.booleans())
+        return st.builds(TraceContext, parent, st.none() | _ascii(" ", 1, MAX_TRACE_STATE))
     hints = get_type_hints(hint, include_extras=True)
     return st.tuples(*[_values(field) for field in hints.values()]).map(
         lambda fields: hint(*fields)
     )
+
+
+def _ascii(first: str, least: int, most: int) -> st.SearchStrategy[str]:
+    letters = st.characters(min_codepoint=ord(first), max_codepoint=ord("~"))
+    return st.text(letters, min_size=least, max_size=most)
 
 
 def _limits(allowed: list[int], words: list[list[int]]) -> TokenLimits:

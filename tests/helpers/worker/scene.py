@@ -32,6 +32,7 @@ from helpers.engine.toy import ToyModel, digest, toy_logits
 from helpers.worker.fake_router import TIMEOUT_S, Conversation, FakeRouter
 
 if TYPE_CHECKING:
+    from headrace.worker.log.traces.legs import LegSpans
     from headrace_kernels.batch import Batch
     from headrace_kernels.ops import Progress
 
@@ -72,8 +73,9 @@ class Scene:
         model: GatedModel | None = None,
         lockstep: Lockstep | None = None,
         prompt_wait_rounds: int = 0,
+        spans: LegSpans | None = None,
     ) -> None:
-        self._overlap = overlap
+        self._overlap, self._spans = overlap, spans
         self.model = model or GatedModel()
         self.model.allocate_kv(blocks)
         config = EngineConfig(
@@ -127,6 +129,7 @@ class Scene:
             document=self._document,
             transfer=self.transfer,
             overlap=self._overlap,
+            spans=self._spans,
         )
         self.task = asyncio.create_task(self.worker.serve())
 
@@ -162,6 +165,7 @@ async def running(
     role: Role = "both",
     transfer: bool = False,
     overlap: bool = True,
+    spans: LegSpans | None = None,
 ) -> AsyncGenerator[Scene]:
     scene = Scene(
         *routers,
@@ -171,6 +175,7 @@ async def running(
         name=name,
         role=role,
         overlap=overlap,
+        spans=spans,
     )
     await scene.start(transfer=transfer)
     try:

@@ -474,6 +474,7 @@ fn submit() -> BoxedStrategy<Submit> {
         bytes(),
         (option::of(kv_from()), option::of(resume)),
         (option::of(int32().prop_map(|lease_ms| KvTransfer { lease_ms })), option::of(word())),
+        ("[!-~]{0,128}", option::of(trace())),
     )
         .prop_map(
             |(
@@ -487,6 +488,7 @@ fn submit() -> BoxedStrategy<Submit> {
                 salt,
                 (kv_from, resume),
                 (kv_transfer, pooling),
+                (request_id, trace),
             )| Submit {
                 request,
                 tokens,
@@ -500,7 +502,17 @@ fn submit() -> BoxedStrategy<Submit> {
                 resume,
                 kv_transfer,
                 pooling,
+                request_id: request_id.into(),
+                trace,
             },
         )
         .boxed()
+}
+
+fn trace() -> BoxedStrategy<Box<TraceContext>> {
+    let parent = (any::<[u8; 16]>(), any::<[u8; 8]>(), any::<bool>())
+        .prop_filter("not zeros", |(trace, span, _)| *trace != [0; 16] && *span != [0; 8])
+        .prop_map(|(trace, span, sampled)| TraceParent { trace, span, sampled });
+    let state = option::of("[ -~]{1,512}".prop_map(|text| text.parse().expect("it is printable")));
+    (parent, state).prop_map(|(parent, state)| Box::new(TraceContext { parent, state })).boxed()
 }

@@ -31,12 +31,7 @@ pub(super) fn prompt(number: u32, blocks: u32) -> Vec<u32> {
 /// Asks for a short answer to a prompt.
 pub(super) fn ask(prompt: &[u32]) -> Job {
     let prompt = Prompt::Tokens(prompt.to_vec());
-    Job {
-        prompt,
-        max_tokens: Some(4),
-        request_trace: RequestTrace::new("test".into(), None),
-        ..job()
-    }
+    Job { prompt, max_tokens: Some(4), request_trace: RequestTrace::new("test", None), ..job() }
 }
 
 /// A worker that says what it caches.

@@ -34,7 +34,7 @@ pub(super) fn job() -> Job {
         account: Account::default(),
         holder: Holder::default(),
         key: None,
-        request_trace: RequestTrace::new("test".into(), None),
+        request_trace: RequestTrace::new("test", None),
         first_choice: 0,
         salt: Vec::new(),
         memory: None,

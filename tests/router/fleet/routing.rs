@@ -53,7 +53,7 @@ async fn busy(app: &App, workers: &[Caching]) {
 fn wanted_within(app: &App, first_token: Duration, job: Job) -> Job {
     let metrics = Arc::clone(&app.metrics);
     let slo = Slo { first_token, tpot_ms: None, metrics };
-    Job { request_trace: RequestTrace::new("test".into(), Some(slo)), ..job }
+    Job { request_trace: RequestTrace::new("test", Some(slo)), ..job }
 }
 
 /// Asks in a task of its own, and returns once it waits as the `n`th.

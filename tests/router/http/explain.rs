@@ -372,7 +372,7 @@ async fn decisions_are_logged_and_can_be_made_again() {
     until("all are written", || lines() == 6).await;
     for (i, line) in std::fs::read_to_string(&path).unwrap().lines().enumerate() {
         let decision: Decision = serde_json::from_str(line).unwrap();
-        assert_eq!(decision.request, format!("logged-{}", i / 2));
+        assert_eq!(*decision.request, format!("logged-{}", i / 2));
         assert_eq!(serde_json::to_string(&replay(&decision)).unwrap(), line);
     }
     std::fs::remove_file(&path).unwrap();

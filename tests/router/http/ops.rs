@@ -3,6 +3,7 @@
 mod dashboard;
 mod metrics;
 mod scale;
+mod traces;
 
 use headrace_router::config::RouterArgs;
 use serde_json::json;

@@ -44,6 +44,8 @@ fn submit(request: RequestId, max_tokens: u32) -> Submit {
         resume: None,
         kv_transfer: None,
         pooling: None,
+        request_id: "".into(),
+        trace: None,
     }
 }
 

@@ -121,6 +121,7 @@ class StepsInFlight:
             decodes=work.decodes,
         )
         result.count(work, decode_rows, kv_tokens)
+        result.admitted.extend(sequence.key for sequence in plan.admitted)
         blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(batch_rows)]
         grown = GrownTables(batch_rows, places, np.array(blocks, dtype=np.int64), keys_from)
         for batch_row in others:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from headrace.version import VERSION
-from headrace.worker.endpoint.totals import BOUNDS_S, Durations
+from headrace.worker.endpoint.totals import BOUNDS_S, Durations, SpanTotals
 from headrace.worker.endpoint.watched import WorkerReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,7 +54,13 @@ def of_worker(report: WorkerReport | None) -> list[MetricFamily]:
         single("headrace_engine_info", "gauge", "What runs here; always 1.", 1, info),
         single("headrace_engine_ready", "gauge", "1 while it takes requests of a router.", ready),
     ]
-    return families if report is None else [*families, *_of_engine(report)]
+    if report is None:
+        return families
+    return [
+        *families,
+        *_of_engine(report),
+        *([] if report.spans is None else _of_spans(report.spans)),
+    ]
 
 
 def _of_engine(report: WorkerReport) -> list[MetricFamily]:
@@ -88,6 +94,18 @@ def _of_engine(report: WorkerReport) -> list[MetricFamily]:
             tuple(("", {"outcome": word}, n) for word, n in sorted(totals.ended.items())),
         ),
         _histogram("headrace_engine_step_seconds", "Steps, by how long each took.", totals.steps),
+    ]  # fmt: skip
+
+
+def _of_spans(spans: SpanTotals) -> list[MetricFamily]:
+    return [
+        single("headrace_engine_spans_exported_total", "counter", "Spans that the collector took.", spans.exported),
+        MetricFamily(
+            "headrace_engine_spans_dropped_total",
+            "counter",
+            "Spans that were lost, by why.",
+            tuple(("", {"reason": word}, n) for word, n in sorted(spans.dropped.items())),
+        ),
     ]  # fmt: skip
 
 

@@ -56,3 +56,11 @@ class EngineTotals:
     def copy(self) -> EngineTotals:
         """As they are now, for another thread."""
         return deepcopy(self)
+
+
+@dataclass(slots=True)
+class SpanTotals:
+    """Spans that the collector took, and those that were lost by why."""
+
+    exported: int = 0
+    dropped: Counter[str] = field(default_factory=Counter[str])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headrace.wire.frames import Load
-from headrace.worker.endpoint.totals import EngineTotals
+from headrace.worker.endpoint.totals import EngineTotals, SpanTotals
 
 ANSWER_S = 5.0  # a loop that takes longer stands still. A guess: garbage is collected in a tenth of a second
 
@@ -29,6 +29,7 @@ class WorkerReport:
     blocks: int
     load: Load
     totals: EngineTotals
+    spans: SpanTotals | None = None  # where legs are traced
 
 
 class StandsStill(Exception):

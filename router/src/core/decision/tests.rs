@@ -92,7 +92,7 @@ proptest! {
         };
         for i in 0..4 {
             let decision = decide(
-                format!("request-{i}"),
+                format!("request-{i}").into(),
                 f64::from(i) / 3.0,
                 ask.clone(),
                 candidates.clone(),

@@ -64,7 +64,7 @@ fn want(request: u64) -> PlacementRequest {
     PlacementRequest {
         request: RequestId(request),
         prefill_request: RequestId(u64::MAX - request),
-        name: format!("request-{request}"),
+        name: format!("request-{request}").into(),
         prompt_tokens: 1000,
         max_tokens: 50,
         keys: Arc::from([]),

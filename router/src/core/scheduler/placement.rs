@@ -15,7 +15,7 @@ pub struct PlacementRequest {
     /// Name of its prefill leg, if it comes to a split; unique, too.
     pub prefill_request: RequestId,
     /// Name that its client knows.
-    pub name: String,
+    pub name: Arc<str>,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Tokens of the longest answer that it may get.

@@ -96,7 +96,7 @@ fn want(request: u64, keys: &Arc<[u64]>) -> PlacementRequest {
     PlacementRequest {
         request: RequestId(request),
         prefill_request: RequestId(u64::MAX - request),
-        name: format!("request-{request}"),
+        name: format!("request-{request}").into(),
         prompt_tokens: u32::try_from(keys.len()).unwrap() * BLOCK + 3,
         max_tokens: 50,
         keys: Arc::clone(keys),

@@ -15,7 +15,7 @@ use rmp::{Marker, encode};
 
 use crate::core::frame::{
     FailureKind, Finish, GrammarKind, Pooling, QueueRule, RefuseReason, RequestId, Role,
-    TransferBackend, TransferFailure, Word,
+    TraceParent, TraceState, TransferBackend, TransferFailure, Word,
 };
 
 /// What is wrong, and where inside the frame. Made on the error path only.
@@ -317,6 +317,25 @@ fn word<T: Word>(text: &str) -> Read<T> {
     })
 }
 
+macro_rules! texts {
+    ($($name:ident $expected:literal)*) => {$(
+        impl Wire for $name {
+            const MIN_BYTES: usize = 1;
+
+            fn write(&self, out: &mut Vec<u8>) {
+                put_str(out, &self.to_string());
+            }
+
+            fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
+                let text = reader.str()?;
+                text.parse().map_err(|_| Fault::malformed($expected, format_args!("{text:?}")))
+            }
+        }
+    )*};
+}
+
+texts! { TraceParent "a traceparent" TraceState "a tracestate" }
+
 impl Wire for bool {
     const MIN_BYTES: usize = 1;
 
@@ -370,6 +389,18 @@ impl Wire for Arc<str> {
 
     fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         reader.str().map(Self::from)
+    }
+}
+
+impl<T: Wire> Wire for Box<T> {
+    const MIN_BYTES: usize = T::MIN_BYTES;
+
+    fn write(&self, out: &mut Vec<u8>) {
+        T::write(self, out);
+    }
+
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
+        T::read(reader).map(Self::new)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::msgpack::{Fault, Read};
 use crate::core::frame::{
-    Continue, Fetch, Grammar, KvReady, MAX_GRAMMAR_BYTES, MAX_MARKER_TOKENS, MAX_TICKET_BYTES,
-    NAME_BYTES, Offer, Reasoning, Refuse, Ticket, TokenLimits,
+    Continue, Fetch, Grammar, KvReady, MAX_GRAMMAR_BYTES, MAX_MARKER_TOKENS, MAX_REQUEST_ID_BYTES,
+    MAX_TICKET_BYTES, NAME_BYTES, Offer, Reasoning, Refuse, Submit, Ticket, TokenLimits,
 };
 
 pub(super) fn kv_ready(frame: &KvReady) -> Read<()> {
@@ -28,6 +28,16 @@ pub(super) fn fetch(frame: &Fetch) -> Read<()> {
     ticket(&frame.ticket)?;
     let blocks = tree(&frame.names, &frame.parents)?;
     one_each("offset", frame.offset.len(), blocks)
+}
+
+/// It stands in logs.
+pub(super) fn submit(frame: &Submit) -> Read<()> {
+    let id = &frame.request_id;
+    if id.len() > MAX_REQUEST_ID_BYTES || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let expected = format!("at most {MAX_REQUEST_ID_BYTES} visible characters");
+        return Err(Fault::malformed(expected, format_args!("{id:?}")).inside("request_id"));
+    }
+    Ok(())
 }
 
 /// A worker that is to come back is told when, and no other.

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::Link;
 use super::hangup::Hangup;
+use super::leg_span::LegSpan;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Frame, RequestId};
 use crate::core::scheduler::LegOutput;
@@ -21,6 +22,7 @@ pub(super) struct LegHandle {
     /// Tokens of the answer that were there before.
     pub(super) before: u32,
     pub(super) hangup: Arc<Hangup>,
+    pub(super) span: LegSpan,
 }
 
 #[derive(Debug)]
@@ -67,6 +69,11 @@ impl LegHandle {
         LegOutput { tokens: self.before + self.generated, complete }
     }
 
+    /// Says how it ended, in the words of the metrics.
+    pub(super) fn ends(&self, outcome: &'static str) {
+        self.span.end(outcome, self.generated);
+    }
+
     /// The decode leg, if it still depends on this one.
     pub(super) fn waiting_partner(&self) -> Option<(Arc<Link>, RequestId)> {
         match &self.part {
@@ -80,6 +87,9 @@ impl LegHandle {
     /// It is over: the request's reader is told, or the decode leg, if that one can do without it.
     pub(super) fn fail(self, error: RouteError, worker: WorkerId, may_go_on: bool) {
         let partner = self.waiting_partner();
+        if !matches!(self.state, LegState::Cancelled(_)) {
+            self.span.fail(&error);
+        }
         match (self.state, partner) {
             (LegState::Cancelled(_), _) => {}
             (LegState::Queued(_) | LegState::Sent(_), Some((link, request))) if may_go_on => {

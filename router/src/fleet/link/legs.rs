@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::hangup::Hangup;
 use super::leg::{LegHandle, LegState, LegWork};
+use super::leg_span::{LegParent, LegSpan};
 use super::overdue::FREED_TIMEOUT;
 use super::{Lease, Link, LinkError, NotTaken};
 use crate::core::blocks::tokens_le;
@@ -99,7 +100,7 @@ impl Legs {
         follows: &mut Follows,
         burst: &mut Burst,
     ) {
-        let (request, finished) = (output.request, output.finish.is_some());
+        let (request, finish) = (output.request, output.finish);
         let complete = matches!(output.finish, Some(Finish::Stop | Finish::Length));
         let Some(leg) = self.by_request.get_mut(&request) else { return };
         // an output that crosses a cancel is of no use any more
@@ -117,6 +118,9 @@ impl Legs {
         }
         // a worker that does not say what its cache gave is held to have got nothing from it
         let first = leg.generated == 0 && !output.ids.is_empty();
+        if first {
+            leg.span.first_token(now);
+        }
         if let Some(cached_tokens) = output.cached_tokens.or(first.then_some(0)) {
             follows.said.begun.push((request, cached_tokens));
         }
@@ -136,7 +140,7 @@ impl Legs {
         }
         if let (LegWork::Prefill(partner), Some(ids)) = (&mut leg.part, ids) {
             let (link, decode) = (Arc::clone(&partner.link), partner.request);
-            if finished {
+            if finish.is_some() {
                 follows.needless.push((link, decode));
             } else if !ids.is_empty() {
                 partner.handed_off = true;
@@ -144,7 +148,9 @@ impl Legs {
                 follows.go_on.push((link, decode, ids));
             }
         }
-        if finished {
+        if let Some(finish) = finish {
+            leg.span.finished(finish);
+            leg.ends("finished");
             follows.said.ended.push((request, leg.output(complete)));
             self.by_request.remove(&request);
         }
@@ -161,20 +167,23 @@ impl Link {
     /// A dropped call submits nothing.
     pub(in crate::fleet) async fn submit(
         self: &Arc<Self>,
-        submit: Submit,
+        mut submit: Submit,
         part: LegWork,
         mailbox: &Arc<Mailbox>,
         hangup: &Arc<Hangup>,
+        parent: Option<&LegParent>,
     ) -> Result<Lease, RouteError> {
         let request = submit.request;
         let resumed = submit.resume.as_ref().map_or(0, |resume| resume.generated.len() / 4);
         let first = u32::from(matches!(part, LegWork::Decode { .. }));
+        let span = LegSpan::begin(parent, &part, &self.worker, &mut submit);
         let leg = LegHandle {
             state: LegState::Queued(Arc::clone(mailbox)),
             part,
             generated: 0,
             before: u32::try_from(resumed).unwrap_or(u32::MAX).saturating_add(first),
             hangup: Arc::clone(hangup),
+            span,
         };
         {
             let mut legs = self.legs();
@@ -232,7 +241,9 @@ impl Link {
             LegState::Sent(_) => "first_token",
         };
         self.registry.metrics.legs.cancelled.inc(fault.unwrap_or(stage));
+        leg.span.cancelled(fault.unwrap_or(stage));
         if stage == "submit" {
+            leg.ends("cancelled");
             // the writer sends no submit whose leg is gone
             by_request.remove(&request);
             drop(legs);
@@ -298,6 +309,8 @@ impl Link {
 
     /// The worker is silent, or cannot step: its requests go on elsewhere, and it is told so in case that it hears again.
     pub(in crate::fleet) fn give_up_legs(&self, why: LinkError) {
+        let lost_rank = matches!(why, LinkError::RankLost { .. });
+        let outcome = if lost_rank { "group_lost" } else { "worker_silent" };
         let (mut given_up, mut never_sent) = (Vec::new(), Vec::new());
         let (now, mut cancelled) = (Instant::now(), Vec::new());
         {
@@ -309,9 +322,11 @@ impl Link {
                     LegState::Sent(mailbox) => (Arc::clone(mailbox), true),
                     LegState::Cancelled(_) => return true,
                 };
+                leg.ends(outcome);
                 let part = std::mem::replace(&mut leg.part, LegWork::Whole);
                 let (state, hangup) = (LegState::Sent(mailbox), Arc::clone(&leg.hangup));
-                given_up.push(LegHandle { state, part, generated: 0, before: 0, hangup });
+                let span = std::mem::take(&mut leg.span);
+                given_up.push(LegHandle { state, part, generated: 0, before: 0, hangup, span });
                 if sent {
                     leg.state = LegState::Cancelled(now);
                     cancelled.push(*request);
@@ -331,8 +346,6 @@ impl Link {
             tracing::warn!(worker = self.worker, legs, %why, "they go on elsewhere");
         }
         self.registry.ended(self.id, &never_sent);
-        let lost_rank = matches!(why, LinkError::RankLost { .. });
-        let outcome = if lost_rank { "group_lost" } else { "worker_silent" };
         let error: Cause = Arc::new(why);
         for leg in given_up {
             self.registry.metrics.legs.ended.inc(outcome);
@@ -366,6 +379,7 @@ impl Link {
             let cancelled = matches!(leg.state, LegState::Cancelled(_));
             let outcome = if cancelled { "cancelled" } else { "worker_lost" };
             self.registry.metrics.legs.ended.inc(outcome);
+            leg.ends(outcome);
             leg.fail(self.lost(Arc::clone(&error)), self.id, true);
         }
     }
@@ -414,9 +428,11 @@ impl Link {
             (LegState::Cancelled(since), _) => {
                 metrics.legs.cancel_to_freed_seconds.observe(since.elapsed());
                 metrics.legs.ended.inc("cancelled");
+                leg.ends("cancelled");
             }
             (LegState::Sent(_), LegWork::Prefill(partner)) if partner.handed_off => {
                 metrics.legs.ended.inc("let_go"); // pulled, or in vain
+                leg.ends("let_go");
             }
             (LegState::Sent(_) | LegState::Queued(_), _) => return,
         }
@@ -433,6 +449,7 @@ impl Link {
         let cancelled = matches!(leg.state, LegState::Cancelled(_));
         let outcome = if cancelled { "cancelled" } else { "worker_failed" };
         self.registry.metrics.legs.ended.inc(outcome);
+        leg.ends(outcome);
         let Failed { kind, message, .. } = failed;
         let error = RouteError::WorkerFailed { worker: self.worker.clone(), kind, message };
         leg.fail(error, self.id, kind.is_retryable());

@@ -1,5 +1,7 @@
 //! An answer of `/v1/messages` as events: `message_start`, blocks one after the other, `message_delta`, `message_stop`.
 
+use std::sync::Arc;
+
 use bytes::BytesMut;
 use serde::Serialize;
 use serde_json::json;
@@ -17,7 +19,7 @@ use crate::request::{Delta, Usage};
 #[derive(Debug)]
 pub(super) struct MessageEvents {
     head: MessageHead,
-    request_id: String,
+    request_id: Arc<str>,
     reader: PartReader,
     order: BlockOrder,
     begun: bool,
@@ -36,7 +38,7 @@ struct BlockEvents {
 }
 
 impl MessageEvents {
-    pub(super) fn new(head: MessageHead, request_id: String, reader: PartReader) -> Self {
+    pub(super) fn new(head: MessageHead, request_id: Arc<str>, reader: PartReader) -> Self {
         Self {
             head,
             request_id,

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
+use crate::core::frame::MAX_REQUEST_ID_BYTES;
 use crate::error::RouteError;
 use crate::http::access::Access;
 use crate::http::anthropic;
@@ -16,10 +17,9 @@ use crate::http::call::EndTold;
 use crate::http::parse::ids;
 use crate::http::reply::reject::{self, ErrorCode, ErrorMessage, Reject};
 use crate::log::requests::RequestEnd;
+use crate::log::traces::Span;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Longest id that is taken over from a client.
-const MAX_REQUEST_ID: usize = 128;
 /// Headers that name a session, best first. The fields `prompt_cache_key` and `user` come after them.
 const SESSION: [&str; 3] = ["x-session-id", "x-session-affinity", "x-correlation-id"];
 
@@ -38,8 +38,12 @@ pub(in crate::http) async fn observe(
     let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
     let trace = request.headers().get("traceparent").cloned(); // for the log only
     request.extensions_mut().insert(RequestId(id.clone()));
+    let span = app.traces.request(request.method(), route, request.headers());
+    if let Some(span) = &span {
+        begin_span(span, &mut request, route, &id);
+    }
     let anthropic = anthropic::is_path(request.uri().path());
-    let mut left = Left { app: &app, route, answered: false };
+    let mut left = Left { app: &app, route, span: span.as_deref(), answered: false };
     let mut response = match access.admit(&mut request) {
         Ok(()) => next.run(request).await,
         Err(reject) => reject.into_response(),
@@ -52,6 +56,9 @@ pub(in crate::http) async fn observe(
     let status = response.status().as_u16();
     let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
     app.metrics.http.request(route, status, error);
+    if let Some(span) = &span {
+        answer_span(span, &response, status, error);
+    }
     tracing::debug!(?id, route, status, error, ?trace, elapsed = ?began.elapsed(), "answered");
     tell_failure(&app, &response, id.to_str().unwrap_or_default(), route, began);
     response.headers_mut().insert(REQUEST_ID, id);
@@ -79,21 +86,58 @@ fn tell_failure(app: &App, response: &Response, id: &str, route: &str, began: In
     });
 }
 
+/// The span of a request, left on it for its handler.
+#[derive(Debug, Clone)]
+struct RequestSpan(Arc<Span>);
+
+/// The span of a request that [`observe`] has seen, where requests are traced.
+pub(in crate::http) fn span_of(request: &Request) -> Option<Arc<Span>> {
+    request.extensions().get::<RequestSpan>().map(|span| Arc::clone(&span.0))
+}
+
+fn begin_span(span: &Arc<Span>, request: &mut Request, route: &str, id: &HeaderValue) {
+    span.set("http.request.method", request.method().to_string());
+    if request.extensions().get::<MatchedPath>().is_some() {
+        span.set("http.route", route.to_owned());
+    }
+    span.set("url.path", request.uri().path().to_owned());
+    let version = if request.version() == Version::HTTP_2 { "2" } else { "1.1" };
+    span.set("network.protocol.version", version);
+    span.set("headrace.request_id", id.to_str().unwrap_or_default().to_owned());
+    request.extensions_mut().insert(RequestSpan(Arc::clone(span)));
+}
+
+/// Its answer began, or was all of it. A request that is told of elsewhere has said its error there.
+fn answer_span(span: &Span, response: &Response, status: u16, error: &'static str) {
+    span.set("http.response.status_code", status);
+    if response.extensions().get::<EndTold>().is_some() || status < 400 {
+        return;
+    }
+    let error = if error.is_empty() { "unknown" } else { error };
+    if status < 500 {
+        span.set("error.type", error);
+    } else {
+        let why = response.extensions().get::<ErrorMessage>().map(ErrorMessage::as_str);
+        span.fail(error, why.unwrap_or_default());
+    }
+}
+
 /// Name of a request, left on it for its handler.
 #[derive(Debug, Clone)]
 struct RequestId(HeaderValue);
 
 /// Name of a request that [`observe`] has seen.
-pub(in crate::http) fn request_id(request: &Request) -> String {
+pub(in crate::http) fn request_id(request: &Request) -> Arc<str> {
     let id = request.extensions().get::<RequestId>();
     let text = id.and_then(|id| id.0.to_str().ok());
-    text.unwrap_or_default().to_owned()
+    text.unwrap_or_default().into()
 }
 
 /// Counts a request that was dropped before its answer began: its client left, or its connection was cut.
 struct Left<'a> {
     app: &'a App,
     route: &'a str,
+    span: Option<&'a Span>,
     answered: bool,
 }
 
@@ -102,12 +146,14 @@ impl Drop for Left<'_> {
         if !self.answered {
             let gone = Reject::from(RouteError::ClientGone);
             self.app.metrics.http.request(self.route, gone.status(), "client_gone");
+            self.span.inspect(|span| span.set("error.type", "client_gone"));
         }
     }
 }
 
 fn is_request_id(value: &HeaderValue) -> bool {
-    (1..=MAX_REQUEST_ID).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+    (1..=MAX_REQUEST_ID_BYTES).contains(&value.len())
+        && value.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
 /// The value of a header that may come once.

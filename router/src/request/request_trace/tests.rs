@@ -10,7 +10,7 @@ const MS: Duration = Duration::from_millis(1);
 fn request_trace(tpot_ms: Option<f64>) -> (Arc<RequestTrace>, Arc<Metrics>) {
     let metrics = Arc::new(Metrics::default());
     let slo = Slo { first_token: 100 * MS, tpot_ms, metrics: Arc::clone(&metrics) };
-    (RequestTrace::new("r".into(), Some(slo)), metrics)
+    (RequestTrace::new("r", Some(slo)), metrics)
 }
 
 fn counted(metrics: &Metrics) -> String {
@@ -102,7 +102,7 @@ async fn a_client_that_hangs_up_counts_only_if_its_first_token_was_late() {
 
 #[tokio::test(start_paused = true)]
 async fn stages_are_those_of_choice_0_and_add_up_over_its_tries() {
-    let request_trace = RequestTrace::new("r".into(), None);
+    let request_trace = RequestTrace::new("r", None);
     for choice in [0, 1] {
         request_trace.tokenised(choice, (choice + 1) * MS);
         request_trace.waited(choice, 3 * MS);
@@ -125,7 +125,7 @@ async fn a_request_counts_for_its_model_and_its_lengths_once_it_has_finished() {
         LogConfig { filter: "info".into(), json: false, requests_per_s: 0, prompts: false };
     let (log, metrics) = (Arc::new(RequestLog::new(&config)), Arc::new(Metrics::default()));
     let begin = || {
-        let ends = Ends { log: Arc::clone(&log), metrics: Arc::clone(&metrics) };
+        let ends = Ends { log: Arc::clone(&log), metrics: Arc::clone(&metrics), span: None };
         RequestTrace::logged("r".into(), None, false, ends)
     };
     let counted = metrics.models.of("m");
@@ -158,7 +158,7 @@ async fn a_request_is_told_to_the_log_once_when_the_last_of_it_is_gone() {
         LogConfig { filter: "info".into(), json: false, requests_per_s: 0, prompts: false };
     let log = Arc::new(RequestLog::new(&config));
     let metrics = Arc::new(Metrics::default());
-    let ends = Ends { log: Arc::clone(&log), metrics: Arc::clone(&metrics) };
+    let ends = Ends { log: Arc::clone(&log), metrics: Arc::clone(&metrics), span: None };
     let begin = || RequestTrace::logged("r".into(), None, false, ends.clone());
     let counts = || (log.counts().finished, log.counts().failed);
     let answered = begin();
@@ -179,7 +179,7 @@ async fn a_request_is_told_to_the_log_once_when_the_last_of_it_is_gone() {
     drop(refused);
     drop(begin()); // its client left
     assert_eq!(counts(), (1, 3));
-    drop(RequestTrace::new("r".into(), None)); // nobody told it of a log
+    drop(RequestTrace::new("r", None)); // nobody told it of a log
     assert_eq!(counts(), (1, 3));
     let ends = metrics.models.of(UNKNOWN).requests.so_far(); // none of them had found its model
     let once = ["bad_request", "client_gone", "finished", "shutting_down"].map(|word| (word, 1));

@@ -6,7 +6,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use tokio::runtime::Handle;
 
-use super::scrape::Scrape;
+use crate::metrics::scrape::Scrape;
 
 /// Tasks that are alive in the runtime in which this was made.
 #[derive(Debug)]

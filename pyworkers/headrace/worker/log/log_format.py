@@ -1,6 +1,6 @@
 """How a worker's log looks: lines of text or of JSON, in the form of the router's, with a time in UTC.
 
-    2026-01-31T12:00:00.123456Z  INFO headrace.worker.request_log: request finished leg=8 model="m" output_tokens=30
+    2026-01-31T12:00:00.123456Z  INFO headrace.worker.log.request_log: request finished leg=8 model="m" output_tokens=30
 
 Texts of strangers, such as the name of a model or what a router says, cannot pass for a line of their own, steer a
 terminal or fill a disk: values are quoted and escaped, further lines are marked, and a line is bounded.

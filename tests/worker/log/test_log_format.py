@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.logs import WAITING_BYTES, Lines, LogStream
-from headrace.worker.log_format import (
+from headrace.worker.log.log_format import (
     FORMATS,
     LINE_CHARACTERS,
     JsonLines,

@@ -1,0 +1,1 @@
+"""What a worker tells of its legs: lines of its log, and spans."""
