@@ -1,11 +1,11 @@
 //! Clients' connections: HTTP/1 or 2 on sockets that may neither be silent at the start of a request nor stop reading in
 //! the middle of an answer.
 //!
-//! `accept` takes connections in, `open` bounds them and makes room, `gate` keeps a burst of them beside running streams; `guarded` is the socket as the protocols see it,
-//! `wire` what waits for it, `socket` whose turn it is; `http1` and `http2` serve, `events` sends streams of events over
-//! HTTP/1.1, `half_closed` keeps an answer for a client that only stopped
-//! writing, `unread` bounds what waits for clients that do not read. `tls_port` agrees on TLS before all that, where there is a
-//! certificate; `transport` is then what a socket reads and writes.
+//! `accept` takes connections in, `open` bounds them and makes room, `gate` keeps a burst of them beside running streams;
+//! `guarded` is the socket as the protocols see it, `wire` what waits for it, `socket` whose turn it is; `http1` and `http2`
+//! serve, `half_closed` keeps an answer for a client that only stopped writing, `unread` bounds what waits for clients that
+//! do not read. `tls_port` agrees on TLS before all that, where there is a certificate; `transport` is then what a socket
+//! reads and writes.
 //!
 //! At the end each connection calls its own protocol's graceful shutdown. `hyper-util`'s `GracefulShutdown` would only bring
 //! the signal and the wait for all, which `Stopper` and the task tracker have. It takes connections of hyper alone, and HTTP/2
@@ -14,7 +14,6 @@
 
 mod accept;
 pub(crate) mod admin;
-mod events;
 mod gate;
 mod guarded;
 mod half_closed;

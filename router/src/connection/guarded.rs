@@ -135,6 +135,22 @@ impl Guarded {
     }
 }
 
+impl Guarded {
+    /// What came behind the first bytes is read with them: after so few hyper would double its buffer for the rest.
+    fn read_behind(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) {
+        if self.is_over || buffer.remaining() == 0 {
+            return;
+        }
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.socket.wire().stream).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.socket.hear();
+        } else if matches!(read, Poll::Ready(Ok(()))) {
+            self.is_over = true;
+        } // and of an error the next reader hears
+    }
+}
+
 impl AsyncRead for Guarded {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -145,6 +161,7 @@ impl AsyncRead for Guarded {
             let len = self.begin.len().min(buffer.remaining());
             buffer.put_slice(&self.begin[..len]);
             self.begin.advance(len);
+            self.read_behind(context, buffer);
             return Poll::Ready(Ok(()));
         }
         if !self.is_over {

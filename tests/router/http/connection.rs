@@ -8,3 +8,4 @@ mod http2;
 mod pipelining;
 mod sockets;
 mod streams;
+mod waited;

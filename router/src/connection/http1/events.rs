@@ -1,4 +1,4 @@
-//! Streams of events over HTTP/1.1. Hyper reads the request and lets go of the connection; the answer is written here, its
+//! Streams of events over HTTP/1.1. Hyper read the request and let go of the connection; the answer is written here, its
 //! events as chunks, each as soon as it is made and by whoever makes it. So a stream that waits for tokens holds no buffers.
 
 use std::future::poll_fn;
@@ -6,23 +6,22 @@ use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::SystemTime;
 
 use axum::http::response::Parts;
-use axum::http::{HeaderMap, HeaderValue, header};
-use bytes::{BufMut as _, BytesMut};
+use bytes::BytesMut;
 use tokio::io::AsyncWriteExt as _;
 
-use super::Clients;
-use super::guarded::Guarded;
-use super::socket::{Answering, Socket};
+use super::super::Clients;
+use super::super::guarded::Guarded;
+use super::super::socket::{Answering, Socket};
+use super::head::{Framing, head_bytes};
 use crate::http::{EventStream, Outlet, PIECE_HEAD};
 
 /// An event that says nothing: it shows whether the client is there.
 pub(super) const COMMENT: &[u8] = b":\n\n";
 /// The same as a chunk.
 const COMMENT_CHUNK: &[u8] = b"3\r\n:\n\n\r\n";
-const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+pub(super) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// An answer whose events are still to come.
 pub(super) struct StreamedAnswer {
@@ -42,7 +41,7 @@ pub(super) async fn send(
 ) -> bool {
     let StreamedAnswer { head, events, answering, is_last } = answer;
     let mut closes = is_last || clients.stopper.is_draining();
-    socket.wire().hold(head_bytes(&head, closes));
+    socket.wire().hold(head_bytes(&head, Framing::Chunks, closes));
     drop(head);
     events.send_to(Arc::new(SocketOutlet {
         socket: Arc::clone(socket),
@@ -136,36 +135,6 @@ fn chunk(piece: &mut BytesMut, is_last: bool) -> &[u8] {
     &piece[begin..]
 }
 
-fn head_bytes(head: &Parts, closes: bool) -> BytesMut {
-    let mut out = BytesMut::with_capacity(512); // most heads fit
-    let reason = head.status.canonical_reason().unwrap_or_default();
-    out.extend_from_slice(format!("HTTP/1.1 {} {reason}\r\n", head.status.as_str()).as_bytes());
-    let mut field = |name: &[u8], value: &[u8]| {
-        for part in [name, b": ", value, b"\r\n"] {
-            out.put_slice(part);
-        }
-    };
-    for (name, value) in &head.headers {
-        field(name.as_ref(), value.as_bytes());
-    }
-    field(b"transfer-encoding", b"chunked");
-    if closes {
-        field(b"connection", b"close");
-    }
-    if !head.headers.contains_key(header::DATE) {
-        field(b"date", httpdate::fmt_http_date(SystemTime::now()).as_bytes());
-    }
-    out.extend_from_slice(b"\r\n");
-    out
-}
-
-/// The client says that it asks for nothing after this, as hyper reads it.
-pub(super) fn asks_to_close(headers: &HeaderMap) -> bool {
-    let fields = headers.get_all(header::CONNECTION).iter();
-    let mut words = fields.filter_map(|field: &HeaderValue| field.to_str().ok());
-    words.any(|field| field.split(',').any(|word| word.trim().eq_ignore_ascii_case("close")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,16 +154,5 @@ mod tests {
         );
         assert_eq!(chunk_of("", false), "", "it would end the answer");
         assert_eq!(chunk_of("", true), "0\r\n\r\n");
-    }
-
-    #[test]
-    fn a_client_closes_where_one_word_of_connection_says_so() {
-        let asks = |fields: &[&'static str]| {
-            let fields =
-                fields.iter().map(|field| (header::CONNECTION, HeaderValue::from_static(field)));
-            asks_to_close(&fields.collect())
-        };
-        assert!(asks(&["close"]) && asks(&["keep-alive, CLOSE "]) && asks(&["te", "close"]));
-        assert!(!asks(&[]) && !asks(&["keep-alive"]) && !asks(&["closed"]));
     }
 }
