@@ -173,6 +173,72 @@ fn a_stall_teaches_what_a_step_four_times_as_long_as_thought_does() {
     }
 }
 
+#[test]
+fn the_first_step_moves_a_prediction_as_far_as_the_spread_of_its_prior_says() {
+    // a step of 1,000 prompt tokens that takes twice as long as thought
+    for (mut fit, gain) in [
+        // the worker's own word: 12 and 50 ms, known to a half; a tenth of 124 ms is noise, and the prior has faded to 0.97
+        (StepFit::new(Some(TRUE), None), 661.0 / (661.0 + 0.97 * 153.76)),
+        // a guess: 5 and 200 ms, known to twenty times as much; noise is 41 ms, and a guess does not fade
+        (StepFit::guess(None), 16_010_000.0 / (16_010_000.0 + 1_681.0)),
+    ] {
+        let thought_ms = fit.cost().step_ms(&PROMPT_STEP);
+        fit.observe(&PROMPT_STEP, 2.0 * thought_ms);
+        let moved = fit.cost().step_ms(&PROMPT_STEP) / thought_ms - 1.0;
+        assert!((moved - gain).abs() < 1e-9, "{moved}, not {gain}");
+    }
+}
+
+#[test]
+fn a_prior_of_next_to_nothing_is_known_to_a_thousandth_of_the_guess() {
+    let prior = StepCost::from_vector([1e-12; 5]);
+    let mut fit = StepFit::new(Some(prior), None);
+    fit.observe(&PROMPT_STEP, 62.0);
+    // 0.005 ms and 0.2 ms for 1,000 tokens, where 6.2 ms are noise
+    let told = (0.005_f64.powi(2) + 0.2_f64.powi(2)) / 6.2_f64.powi(2);
+    let (learnt, expected) = (fit.cost().step_ms(&PROMPT_STEP), 62.0 * told / (told + 0.97));
+    assert!((learnt / expected - 1.0).abs() < 1e-6, "{learnt}, not {expected}");
+}
+
+#[test]
+fn a_step_that_was_thought_to_take_no_time_teaches_nevertheless() {
+    let free = StepCost { fixed_ms: 0.0, row_ms: 0.0, kv_ms: 0.0, context_ms: 0.0, ..TRUE };
+    let mut fit = StepFit::new(Some(free), None);
+    for tokens in 1..20 {
+        let step = StepFeatures { prefill_tokens: 100.0 * f64::from(tokens), ..PROMPT_STEP };
+        fit.observe(&step, free.step_ms(&step));
+    }
+    assert!(fit.cost().step_ms(&ROW_STEP) < 1e-3, "{:?}", fit.cost());
+    (0..200).for_each(|_| fit.observe(&ROW_STEP, 20.0));
+    let learnt = fit.cost().step_ms(&ROW_STEP);
+    assert!(learnt > 0.01, "{learnt}");
+}
+
+#[test]
+fn a_worker_that_was_steady_for_ever_is_followed_all_the_same() {
+    let mut fit = steady(&ROW_STEP, 40_000);
+    let ms = 3.0 * TRUE.step_ms(&ROW_STEP);
+    (0..1_000).for_each(|_| fit.observe(&ROW_STEP, ms));
+    let learnt = fit.cost().step_ms(&ROW_STEP) / ms;
+    assert!((learnt - 1.0).abs() < 0.01, "{learnt}");
+}
+
+#[test]
+fn a_prior_decides_next_to_nothing_once_steps_have_come() {
+    // of a prompt that takes twice as long as thought, after a thousand steps without any
+    let mut fit = steady(&ROW_STEP, 1_000);
+    let thought_ms = TRUE.step_ms(&PROMPT_STEP);
+    fit.observe(&PROMPT_STEP, 2.0 * thought_ms);
+    let missed = 2.0 - fit.cost().step_ms(&PROMPT_STEP) / thought_ms;
+    assert!((1e-7..1e-5).contains(&missed), "{missed}");
+}
+
+#[test]
+fn the_positions_of_less_than_a_token_are_that_share_of_one() {
+    assert_eq!(context(10.0, 0.5), 5.0);
+    assert_eq!(context(10.0, 3.0), 10.0 + 11.0 + 12.0);
+}
+
 proptest! {
     #[test]
     fn whatever_is_reported_the_coefficients_stay_finite_and_not_negative(
@@ -181,8 +247,9 @@ proptest! {
              prop_oneof![Just(f64::NAN), Just(-1.0), Just(0.0), 1e-6..1e9f64]),
             0..60,
         ),
+        prior in proptest::option::of(proptest::array::uniform5(1e-12..1e-3f64)),
     ) {
-        let mut fit = StepFit::new(None, None);
+        let mut fit = StepFit::new(prior.map(StepCost::from_vector), None);
         for (prefill_tokens, prefill_context, rows, kv_tokens, ms) in reports {
             let features = StepFeatures { prefill_tokens, prefill_context, rows, kv_tokens };
             fit.observe(&features, ms);

@@ -290,3 +290,33 @@ fn whole_blocks_move_and_none_before_both_sides_have_room() {
     let full = DecodeLeg { wait_ms: 100.0, ..leg };
     close(full.transfer_ms(&source, &cost), 207.0);
 }
+
+#[test]
+fn prompts_that_wait_are_no_rows_that_a_prompt_delays() {
+    let prompt = QueuedPrompt { running: 0, left: 500, from: 0, prompts: 3, awaits: None };
+    let queue = PromptQueue { prompts: vec![prompt], ..PromptQueue::default() };
+    // what counts in full on a worker that generates and by a tenth on others
+    let of_rows = |occupied: f64| {
+        let load = WorkerLoad { occupied, ..idle() };
+        let ask = demand(600.0, 0.0);
+        let [decode, both] = [alone(&load, &queue, &ask), estimate(&load, &queue, &ask)];
+        decode.interference_ms - both.interference_ms
+    };
+    assert_eq!(
+        (of_rows(3.0), of_rows(1.0)),
+        (0.0, 0.0),
+        "not even where fewer requests are known of"
+    );
+    assert!(of_rows(4.0) > 1.0);
+}
+
+#[test]
+fn at_least_a_token_is_computed_moved_and_answered() {
+    let nothing = Demand { output_tokens: 0.0, ..demand(0.0, 0.0) };
+    let cost = estimate(&idle(), &nobody(), &nothing);
+    close(cost.prefill_ms, 12.05);
+    assert_eq!(cost.decode_ms, 0.0);
+    assert_eq!(decode_leg(&idle(), &nothing).lacks_tokens, 1.0);
+    let without_a_budget = WorkerLoad { step_tokens: 0.0, ..idle() };
+    assert_eq!(Source::new(&without_a_budget, &demand(100.0, 0.0), &cost).last_tokens, 1.0);
+}

@@ -209,6 +209,61 @@ fn a_session_leaves_a_worker_over_the_load_bound() {
 }
 
 #[test]
+fn a_session_leaves_a_worker_that_is_at_the_load_bound() {
+    let bound = |occupied: &[u32]| {
+        let workers: Vec<_> = (0..).zip(occupied).map(|(id, n)| worker(id, *n)).collect();
+        let estimate = Estimate::default();
+        let choosable = |candidate| Choosable { candidate, estimate: &estimate };
+        load_bound(&workers.iter().map(choosable).collect::<Vec<_>>())
+    };
+    assert_eq!(bound(&[0, 0, 0, 0]), 4, "idle");
+    assert_eq!(bound(&[3, 4, 4, 4]), 5); // (15 + 1) * 1.25 / 4
+    let own = place(&fleet(4), PolicyName::SessionHash, 1)[0];
+    let with = |own_occupied: u32| {
+        let others = |id: u32| worker(id, if id == own.0 { own_occupied } else { 4 });
+        place(&(0..4).map(others).collect::<Vec<_>>(), PolicyName::SessionHash, 1)[0]
+    };
+    assert_eq!(bound(&[6, 4, 4, 4]), 6);
+    assert_ne!(with(6), own);
+    assert_eq!(with(5), own);
+}
+
+/// An idle worker whose steps cost so many times as much for prompts, and for answers.
+fn at_cost(id: u32, prompts: f64, answers: f64) -> Candidate {
+    let cost = StepCost {
+        prefill_ms: COST.prefill_ms * prompts,
+        row_ms: COST.row_ms * answers,
+        context_ms: 0.0,
+        ..COST
+    };
+    Candidate::with(id, Role::Both, WorkerLoad::idle(cost))
+}
+
+#[test]
+fn costs_that_differ_by_less_than_a_millionth_are_equal() {
+    for (more, turns) in [(1e-7, [0, 1]), (1e-4, [0, 0])] {
+        let workers = [at_cost(0, 1.0, 1.0), at_cost(1, 1.0 + more, 1.0 + more)];
+        let mut chooser = chooser(PolicyName::Kv);
+        let two = [0, 1].map(|_| choose(&workers, ask(None), &mut chooser).winner.unwrap().0);
+        assert_eq!(two, turns, "{more}");
+    }
+}
+
+#[test]
+fn a_deadline_is_met_to_the_moment_and_missed_as_little_as_may_be() {
+    // the first one is a hair later and costs less
+    let workers = [at_cost(0, 1.0 + 1e-7, 1.0), at_cost(1, 1.0, 20.0)];
+    let winner = |deadline_ms: Option<f64>| {
+        let ask = Ask { deadline_ms, ..ask(None) };
+        choose(&workers, ask, &mut chooser(PolicyName::Kv)).winner.unwrap().0
+    };
+    let soonest_ms = workers[1].estimate(&ask(None)).ttft_ms();
+    assert_eq!(winner(None), 0);
+    assert_eq!(winner(Some(soonest_ms)), 1, "only that one is in time");
+    assert_eq!(winner(Some(1.0)), 0, "both are as late");
+}
+
+#[test]
 fn kv_goes_where_the_prompt_is_cached_until_the_queue_there_costs_more() {
     let mut workers = fleet(4);
     workers[2].cached_tokens = 992;

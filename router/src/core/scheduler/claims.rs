@@ -310,6 +310,100 @@ mod tests {
         }
     }
 
+    /// It is told, sooner or later, of requests that all were predicted to take so long and took so long.
+    fn told(predicted_ms: f64, took_ms: f64, usual: Option<f64>) -> bool {
+        let mut claims = Claims::default();
+        (0..2_000).any(|_| claims.request(predicted_ms, took_ms, || usual))
+    }
+
+    #[test]
+    fn a_quarter_of_the_time_and_twenty_ms_of_fifty_steps_may_be_missing() {
+        assert_eq!(after(std::iter::repeat_n((7.15, 10.0), 5_000)).doubt(), None);
+        assert_eq!(after(std::iter::repeat_n((7.05, 10.0), 5_000)).doubt(), Some(Doubt::Steps));
+    }
+
+    #[test]
+    fn a_step_that_stands_still_counts_as_eight_of_the_others() {
+        let seen_with = |ms: f64| {
+            let mut claims = after(std::iter::repeat_n((10.0, 10.0), 30));
+            claims.step(10.0, 1, ms);
+            claims.seen_ms
+        };
+        assert!((seen_with(1e6) - seen_with(80.0)).abs() < 1e-9);
+        assert!((seen_with(80.0) - seen_with(79.0) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn of_steps_in_one_frame_sixty_four_count() {
+        let said_by = |steps: u64| {
+            let mut claims = Claims::default();
+            claims.step(1.0, steps, 1_000.0);
+            claims.said_ms
+        };
+        assert_eq!([63, 64, 65].map(said_by), [63.0, 64.0, 64.0]);
+    }
+
+    #[test]
+    fn only_256_steps_in_a_row_that_agree_bring_the_belief_back() {
+        let doubted = || after(std::iter::repeat_n((0.0, 10.0), 30));
+        let mut claims = doubted();
+        while claims.agreed < 255 {
+            assert!(!claims.step(10.0, 1, 10.0));
+        }
+        assert!(claims.step(10.0, 1, 10.0), "the last one");
+        assert!((0..100).any(|_| claims.step(0.0, 1, 10.0)));
+        assert_eq!(claims.agreed, 0, "those of the doubt before do not count");
+        let mut claims = doubted();
+        while claims.agreed < 100 {
+            claims.step(10.0, 1, 10.0);
+        }
+        (0..40).for_each(|_| assert!(!claims.step(0.0, 1, 10.0)));
+        assert_eq!(claims.agreed, 0, "they were not in a row");
+    }
+
+    #[test]
+    fn four_times_the_work_that_was_given_and_8192_tokens_more_may_be_said() {
+        for pending in [0.0, 500.0] {
+            let mut claims = Claims::default();
+            claims.gave(1_000.0);
+            assert!(!claims.work(4.0 * (1_000.0 + pending) + 8_192.0, pending));
+            assert!(claims.work(0.5, pending));
+        }
+        let after = |given: f64| {
+            let mut claims = Claims::default();
+            claims.gave(given);
+            claims.work(10.0, 0.0);
+            (claims.said_tokens, claims.given_tokens)
+        };
+        assert_eq!(after(1e6), (10.0, 1e6));
+        assert_eq!(after(1e6 + 2.0), (5.0, 500_001.0), "half is forgotten");
+    }
+
+    #[test]
+    fn requests_may_take_eight_times_as_long_as_is_usual_forty_times_alone_and_fifty_ms_more() {
+        assert!(!told(0.0, 49.0, Some(1.0)) && told(0.0, 51.0, Some(1.0)));
+        assert!(!told(100.0, 1_600.0, Some(2.0)) && told(100.0, 1_700.0, Some(2.0)));
+        assert!(!told(100.0, 4_000.0, None) && told(100.0, 4_100.0, None));
+        // who is usually early is held to the prediction all the same
+        assert!(!told(100.0, 800.0, Some(0.1)) && told(100.0, 900.0, Some(0.1)));
+    }
+
+    #[test]
+    fn what_came_of_requests_fades_and_what_is_no_time_is_none() {
+        let mut claims = Claims::default();
+        claims.request(1.0, f64::INFINITY, || None);
+        assert_eq!(claims.outcome(), Some((0.0, 0.0, 0.0)));
+        claims.request(-5.0, -3.0, || None);
+        assert_eq!(claims.outcome(), Some((0.0, 0.0, 1.0)));
+        claims.request(100.0, 300.0, || None);
+        assert_eq!(claims.outcome(), Some((100.0, 300.0, 1.98)));
+        assert_eq!(after(std::iter::repeat_n((0.0, 10.0), 30)).outcome(), None, "it is in doubt");
+        let mut quick = Claims::default();
+        (0..40).for_each(|_| assert!(!quick.request(0.01, 0.03, || None)));
+        let usual = usual([&quick].into_iter()).expect("forty are enough");
+        assert!((usual - 3.0).abs() < 1e-9, "{usual}");
+    }
+
     proptest! {
         /// Whatever the frames' times, as long as the steps account for what was seen in all.
         #[test]

@@ -116,4 +116,17 @@ mod tests {
         assert_eq!(learnt.len(), 3, "{learnt:?}");
         assert_eq!(learnt[0].1, 1e6 / 256.0);
     }
+
+    #[test]
+    fn a_span_is_whole_after_200_ms_and_a_frame_that_takes_a_quarter_of_the_mean_was_not_held_back()
+    {
+        for (gap_ms, learnt) in [(25.0, true), (24.9, false)] {
+            let mut measured = Measured::default();
+            for _ in 0..2 {
+                assert_eq!(measured.frame(4, 0.0, 100.0), None);
+            }
+            let ms = measured.frame(4, 0.0, gap_ms).map(|(_, ms)| ms);
+            assert_eq!(ms, learnt.then_some(100.0), "after {gap_ms} ms");
+        }
+    }
 }

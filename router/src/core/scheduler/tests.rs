@@ -2,14 +2,16 @@
 
 mod apply;
 mod asked;
+mod bookings;
 mod claims;
 mod credit;
-
 mod figures;
 mod groups;
 mod learning;
 mod queue;
 mod random;
+mod reports;
+mod room;
 mod split;
 
 use proptest::prelude::*;

@@ -67,6 +67,111 @@ fn each_source_is_known_by_itself_and_a_failure_is_held_against_it_alone() {
     assert_eq!(inbound.costs().each(ids.into_iter()).nth(2), Some(&inbound.costs().any));
 }
 
+/// Pulls of so many MiB in so many ms, one after the other, again and again.
+fn pulled(pulls: &[(f64, f64)], times: usize) -> TransferFit {
+    let mut fit = TransferFit::default();
+    for _ in 0..times {
+        pulls.iter().for_each(|(mib, ms)| fit.observe(*mib, *ms, 0.0));
+    }
+    fit
+}
+
+/// A pull of this size is thought to take 1 ms and 1 ms.
+const MIB: f64 = 4.096;
+
+fn close(got: f64, expected: f64, tolerance: f64) {
+    assert!((got / expected - 1.0).abs() < tolerance, "{got}, not {expected}");
+}
+
+#[test]
+fn the_order_of_magnitude_comes_from_the_pulls_and_little_from_the_guess() {
+    // a guess counts for a tenth of a pull; a pull counts 0.95 once another has come
+    for (pulls, known) in [(1, 1.0), (2, 1.95)] {
+        let fit = pulled(&[(MIB, 2e6)], pulls);
+        let prior = fit.prior(&UNKNOWN, 0.0);
+        close(prior.latency_ms, 1e6_f64.powf(known / (known + 0.1)), 1e-9);
+        close(prior.mib_ms * MIB, 1e6_f64.powf(known / (known + 0.1)), 1e-9);
+    }
+}
+
+#[test]
+fn a_pull_tells_as_much_as_noise_leaves_of_it() {
+    // Either half of the prior is taken for right to a tenth or ten times, and a fifth of the pull's 2e6 ms for noise.
+    let half_ms = 1e6_f64.powf(1.0 / 1.1);
+    let told = 2.0 * (10.0 * half_ms).powi(2) / (0.2 * 2e6_f64).powi(2);
+    let expected = 2.0 * half_ms + (2e6 - 2.0 * half_ms) * told / (told + 1.0);
+    let cost = pulled(&[(MIB, 2e6)], 1).cost(None, 0.0);
+    close(cost.latency_ms + MIB * cost.mib_ms, expected, 1e-8);
+}
+
+#[test]
+fn half_of_what_pulls_taught_is_gone_after_some_fourteen_others() {
+    let mut fit = pulled(&[(100.0, 1_000.0)], 500);
+    (0..14).for_each(|_| fit.observe(100.0, 2_000.0, 0.0));
+    let cost = fit.cost(None, 0.0);
+    // least squares of relative errors: 0.488 at 1 and 0.512 at 2
+    close((cost.latency_ms + 100.0 * cost.mib_ms) / 1_000.0, 0.744 / 0.616, 0.01);
+}
+
+#[test]
+fn a_coefficient_that_would_be_negative_is_none_and_the_other_one_is_found_anew() {
+    // four times the time for twice as much: (1 + 1/2) / (1 + 1/4) ms a MiB
+    let cost = pulled(&[(1.0, 1.0), (2.0, 4.0)], 300).cost(None, 0.0);
+    assert_eq!(cost.latency_ms, 0.0);
+    close(cost.mib_ms, 1.2, 0.05);
+    // the more the sooner: (1/4 + 1) / (1/16 + 1) ms each
+    let cost = pulled(&[(1.0, 4.0), (4.0, 1.0)], 300).cost(None, 0.0);
+    assert_eq!(cost.mib_ms, 0.0);
+    close(cost.latency_ms, 1.25 / 1.0625, 0.05);
+}
+
+#[test]
+fn a_pull_in_no_time_counts_as_one_of_a_microsecond() {
+    let fit = pulled(&[(MIB, 0.0)], 1);
+    assert_eq!(fit.count, 1.0);
+    close(fit.prior(&UNKNOWN, 0.0).latency_ms, (0.5e-3_f64).powf(1.0 / 1.1), 1e-9);
+    let huge = pulled(&[(1e9, 0.0)], 1).prior(&UNKNOWN, 0.0);
+    assert_eq!(huge.mib_ms, 1e-6, "and no cost is nothing at all");
+}
+
+#[test]
+fn others_without_any_latency_do_not_outweigh_what_was_learnt() {
+    let others = TransferCost { latency_ms: 0.0, mib_ms: 1.0, failing: 0.0 };
+    let prior = pulled(&[(MIB, 2.0)], 1).prior(&others, 0.0);
+    close(prior.latency_ms, 1e-6_f64.powf(0.1 / 1.1), 1e-9);
+}
+
+#[test]
+fn a_minute_takes_all_but_a_third_and_time_that_runs_backwards_none() {
+    let mut fit = TransferFit::default();
+    fit.failed(70_000.0);
+    let third = (-1.0_f64).exp();
+    assert!((fit.cost(None, 130_000.0).failing - third / (third + 1.0)).abs() < 1e-4);
+    assert_eq!(fit.cost(None, 0.0), fit.cost(None, 70_000.0));
+}
+
+#[test]
+fn what_fades_is_looked_at_once_a_second() {
+    let mut inbound = Inbound::default();
+    inbound.ended(Some(WorkerId(1)), None, 0.0);
+    inbound.refresh(0.0);
+    let first = Arc::clone(inbound.costs());
+    inbound.refresh(999.0);
+    assert!(Arc::ptr_eq(inbound.costs(), &first));
+    inbound.refresh(1_000.0);
+    assert!(inbound.costs().known[0].1.failing < first.known[0].1.failing);
+}
+
+#[test]
+fn a_source_of_which_only_a_failure_is_known_is_as_fast_as_the_others() {
+    let mut inbound = Inbound::default();
+    (0..20).for_each(|_| inbound.ended(Some(WorkerId(1)), Some((100.0, 9_000.0)), 0.0));
+    inbound.ended(Some(WorkerId(2)), None, 0.0);
+    inbound.refresh(0.0);
+    let Sources { any, known } = &**inbound.costs();
+    assert_eq!((known[1].1.mib_ms, known[1].1.latency_ms), (any.mib_ms, any.latency_ms));
+}
+
 proptest! {
     #[test]
     fn whatever_is_reported_a_cost_stays_a_cost(

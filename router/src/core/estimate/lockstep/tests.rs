@@ -188,3 +188,29 @@ fn a_prompt_on_one_rank_slows_the_answers_of_all() {
     assert!(beside.decode_ms > alone.decode_ms + 59.0 * 25.6, "{beside:?} {alone:?}");
     assert!(beside.ttft_ms() > alone.ttft_ms() + 25.6);
 }
+
+#[test]
+fn a_rank_shows_the_others_its_steps_with_the_rows_that_fit_and_with_its_prompts() {
+    let load = WorkerLoad {
+        step_tokens: 512.0,
+        slots: 64.0,
+        occupied: 100.0,
+        rows: 64.0,
+        backlog_tokens: 897.0,
+        ..WorkerLoad::idle(COST)
+    };
+    assert!((load.decode_step_ms() - (8.0 + 6.4 + 897.0 * 2e-5)).abs() < 1e-9);
+    // 448 tokens beside the rows: 897 of them take three steps
+    let (steps, ms) = load.prompt_steps();
+    assert_eq!(steps, 3.0);
+    assert!((steps * ms - 897.0 * 0.05).abs() < 1e-9);
+}
+
+#[test]
+fn prompts_of_others_lengthen_steps_by_what_is_longer_than_all_else() {
+    let group = GroupSteps { ms: 20.0, prompt_ms: 30.0, prompt_steps: 5.0 };
+    // of ten steps from the second on four carry prompts, and take 50 ms
+    for (around_ms, longer_ms) in [(10.0, 30.0), (20.0, 30.0), (40.0, 10.0), (60.0, 0.0)] {
+        assert_eq!(group.prompts_ms(1.0, 10.0, around_ms), 4.0 * longer_ms, "{around_ms}");
+    }
+}

@@ -60,6 +60,35 @@ fn a_long_queue_is_kept_short_and_counts_whole() {
     assert!(behind.wait_ms + behind.ms > 4_000.0 * COST.prefill_ms);
 }
 
+#[test]
+fn what_does_not_fit_into_the_queue_counts_with_its_last_prompt() {
+    let mut queue = PromptQueue::default();
+    (0..12).for_each(|_| queue.push(QueuedPrompt { running: 7, ..prompt(40) }));
+    let last = *queue.prompts.last().unwrap();
+    assert_eq!((last.running, last.left, last.prompts), (21, 120, 3));
+    // one that somebody else wrote down may be longer
+    queue.prompts.extend([prompt(40); 5]);
+    assert!(behind(&load(0.0, 17.0), &queue, &demand(10.0)).ms > 0.0);
+}
+
+#[test]
+fn who_lacks_no_more_than_is_left_of_a_step_gets_it_all() {
+    for (left, chunk) in [(100.0, 100.0), (101.0, 50.0)] {
+        let mut chunks = [0.0; 2];
+        share_out(QueueRule::Halves, 100.0, &[left, 60.0], &mut chunks, |i| i == 0);
+        assert_eq!(chunks[0], chunk);
+    }
+}
+
+#[test]
+fn a_prompt_that_is_all_cached_takes_a_step() {
+    let mut queue = PromptQueue::default();
+    queue.push(prompt(100));
+    let cached = Demand { cached_tokens: 500.0, ..demand(500.0) };
+    let behind = behind(&load(0.0, 1.0), &queue, &cached);
+    assert!(behind.ms >= COST.fixed_ms, "{behind:?}");
+}
+
 proptest! {
     /// The steps of the table come one by one; here a leap of many equals them.
     #[test]

@@ -292,3 +292,34 @@ proptest! {
         prop_assert_eq!(serde_json::to_string(&replay(&read)).unwrap(), line);
     }
 }
+
+#[test]
+fn a_prefill_worker_meets_a_deadline_to_the_moment_and_none_for_who_cannot_pull() {
+    let workers = [prefill(0), decode(1, 40.0)];
+    let soonest_ms = workers[0].estimate(&ask(8_000)).ttft_ms();
+    let hurried = |deadline_ms: f64| Ask { deadline_ms: Some(deadline_ms), ..ask(8_000) };
+    assert_eq!(kv(&hurried(soonest_ms), &workers), (Some(0), Some(1)));
+    // both are late, the second one less
+    let [slow, soon] = [(1, 2.0), (2, 1.5)].map(|(id, times)| {
+        let cost = StepCost { prefill_ms: COST.prefill_ms * times, ..COST };
+        Candidate::with(id, Role::Decode, WorkerLoad::idle(cost))
+    });
+    assert_eq!(kv(&hurried(soonest_ms), &[prefill(0), slow, soon]), (None, Some(2)));
+}
+
+#[test]
+fn of_equal_pairs_that_are_not_taken_the_first_is_shown() {
+    let workers = [prefill(0), prefill(1), decode(2, 0.0)];
+    let decision = choose(PolicyName::Kv, &ask(50), &workers);
+    assert_eq!((decision.prefill, decision.pair.unwrap().prefill), (None, WorkerId(0)));
+}
+
+#[test]
+fn where_a_prefill_worker_is_free_nobody_has_to_go_back_to_who_failed() {
+    let failed = Candidate { excluded: Some(Exclusion::Failed), ..decode(1, 0.0) };
+    let workers = [prefill(0), failed.clone()];
+    assert_eq!(choose(PolicyName::Kv, &ask(50), &workers).where_it_failed(), None);
+    let full = Candidate { excluded: Some(Exclusion::Full), ..prefill(0) };
+    let decision = choose(PolicyName::Kv, &ask(50), &[full, failed]);
+    assert_eq!(decision.where_it_failed(), Some(vec![WorkerId(1)]));
+}

@@ -403,7 +403,14 @@ fn a_worker_that_is_not_believed_begins_with_what_is_known_of_others() {
     scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
     scheduler.begun(RequestId(1), 0, 1.0);
     until_doubted(&mut scheduler, 1);
-    assert_eq!(cost(&scheduler, 0), cost(&scheduler, 1));
+    let peers = cost(&scheduler, 1);
+    assert_eq!(cost(&scheduler, 0), peers);
+    let mut guess = StepFit::guess(Some(peers));
+    let prompt = StepFeatures { prefill_tokens: 100.0, ..StepFeatures::default() };
+    for fit in [&mut guess, &mut scheduler.workers[0].fit] {
+        fit.observe(&prompt, 300.0);
+    }
+    assert_eq!(cost(&scheduler, 0), guess.cost(), "as a guess that the first steps replace");
 }
 
 #[test]
@@ -418,4 +425,15 @@ fn a_worker_that_joins_can_say_too_much_of_its_prompts_alone_or_of_its_answers_a
         join_unknown(&mut scheduler, 2, Some(said));
         assert_eq!(cost(&scheduler, 2) == said, taken, "{said:?}");
     }
+}
+
+#[test]
+fn what_was_measured_in_an_earlier_doubt_is_not_learnt_in_a_later_one() {
+    let mut scheduler = fleet(1, |_| Some(NOTHING));
+    scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+    scheduler.begun(RequestId(1), 0, 1.0);
+    scheduler.workers[0].measured.frame(9, 0.0, 1e4);
+    until_doubted(&mut scheduler, 1);
+    let mut measured = scheduler.workers[0].measured;
+    assert_eq!(measured.frame(0, 0.0, 1e6), None, "one frame of 20 ms");
 }

@@ -228,3 +228,59 @@ fn a_prompt_that_has_its_blocks_needs_no_more() {
     let _ = scheduler.step(WorkerId(0), &step, Given::default(), 210.0);
     close(used(&mut scheduler), 301.0 + 4_803.0 / 16.0);
 }
+
+#[test]
+fn an_answer_does_not_become_longer_than_it_may() {
+    let mut scheduler = with_two_answers(0, 50);
+    scheduler.workers[0].accepted = 2.0;
+    // Two tokens a step: the first answer is written, twelve tokens of the second are to come, 0.75 blocks.
+    assert_eq!(room_ms(&mut scheduler, 95, 0), None);
+    assert!(room_ms(&mut scheduler, 96, 0).is_some());
+}
+
+#[test]
+fn room_for_exactly_what_is_lacking_is_room() {
+    let mut scheduler = with_two_answers(0, 50);
+    // 904 blocks, 2.6875 to be written and the prompt's 496.625 are 403.3125 more than 1000: the first answer's
+    let request = PlacementRequest { prompt_tokens: 7_946, ..want(99, &keys(99, 496, 0)) };
+    let first = scheduler.candidates(&request, 300.0).candidates[0].queue.room_ms.unwrap();
+    assert!((first - 12.0 * 5.2).abs() < 1e-6, "{first}");
+    let last = room_ms(&mut scheduler, 2_000, 0).unwrap();
+    assert!(
+        (last - 31.0 * 5.2).abs() < 1e-6,
+        "what is never enough may be tried when all have ended: {last}"
+    );
+}
+
+#[test]
+fn what_is_shared_with_any_that_runs_is_there() {
+    let mut scheduler = with_two_answers(300, 50);
+    assert_eq!(room_ms(&mut scheduler, 93, 93), None, "there is room, but for what answers write");
+    // one more that runs shares nothing
+    scheduler.place(&want(3, &keys(3, 1, 0)), 300.0).unwrap();
+    scheduler.begun(RequestId(3), 0, 300.0).unwrap();
+    assert_eq!(room_ms(&mut scheduler, 390, 300), Some(0.0));
+}
+
+#[test]
+fn room_is_kept_for_the_answers_of_prompts_that_wait_as_for_others() {
+    let mut scheduler = with_two_answers(0, 2_000);
+    let long = PlacementRequest { max_tokens: 2_000, ..want(3, &keys(3, 4, 0)) };
+    scheduler.place(&long, 300.0).unwrap();
+    // 28.4 blocks for the two that run, 16 for the one that waits, and its 4.2: 47.4 are left of 96
+    assert_eq!(room_ms(&mut scheduler, 47, 0), None);
+    assert!(room_ms(&mut scheduler, 48, 0).is_some());
+    // A block for each at least: of answers of some seven tokens on average three need as many.
+    (0..1_000).for_each(|_| scheduler.demand.lengths.ended(0, 2));
+    assert_eq!(room_ms(&mut scheduler, 88, 0), None);
+    assert!(room_ms(&mut scheduler, 89, 0).is_some());
+}
+
+#[test]
+fn a_prompt_of_which_one_token_is_computed_has_its_blocks() {
+    let mut scheduler = scheduler(1);
+    scheduler.place(&want(1, &keys(1, 300, 0)), 0.0).unwrap();
+    let step = report(1, 1, Load { running: 1, blocks_used: 301, ..Load::default() });
+    let _ = scheduler.step(WorkerId(0), &step, Given::default(), 210.0);
+    close(load(&mut scheduler, 0.0).blocks_used, 301.0);
+}

@@ -89,3 +89,29 @@ fn a_long_step_teaches_of_the_rank_that_made_it_long() {
     assert!(learns(&[("ep", 8)], 1), "it says how long it waited");
     assert!(learns(&[("another", 8)], 0), "which steps by itself");
 }
+
+#[test]
+fn ranks_began_their_step_together_and_wait_for_the_prompts_that_take_longest() {
+    let mut scheduler = scheduler(0);
+    (0..3).for_each(|id| join_rank(&mut scheduler, id, "ep"));
+    let seen = |scheduler: &mut Scheduler, now_ms: f64| {
+        let weighed = scheduler.candidates(&want(99, &keys(99, 1, 0)), now_ms);
+        weighed.candidates.iter().map(|rank| rank.worker_load).collect::<Vec<_>>()
+    };
+    assert!(seen(&mut scheduler, 500.0).iter().all(|load| load.elapsed_ms == 0.0), "nobody works");
+    // 2,035 tokens on the first rank, in one long step, and 6,403 on the second, in four shorter ones
+    for (id, blocks) in [(0, 127), (1, 400)] {
+        let excluded = (0..3).filter(|other| *other != id).map(WorkerId).collect();
+        let n = u64::from(id);
+        let request = PlacementRequest { excluded, ..want(n, &keys(n, blocks, 0)) };
+        scheduler.place(&request, 100.0 * (n as f64 + 1.0)).unwrap();
+    }
+    let loads = seen(&mut scheduler, 260.0);
+    assert_eq!(loads.iter().map(|load| load.elapsed_ms).collect::<Vec<_>>(), [60.0; 3]);
+    let steps: Vec<f64> = loads.iter().map(|load| load.group_prompt_steps).collect();
+    assert_eq!(steps, [4.0, 1.0, 4.0]);
+    assert!(
+        seen(&mut scheduler, 10.0).iter().all(|load| load.elapsed_ms == 0.0),
+        "a clock that ran back"
+    );
+}

@@ -137,3 +137,43 @@ fn what_is_known_of_pulls_from_a_worker_goes_with_it() {
     scheduler.leave(WorkerId(0), 1.0);
     assert_eq!(sources(&mut scheduler), [WorkerId(1)], "workers that come and go leave nothing");
 }
+
+#[test]
+fn of_peers_the_one_that_made_most_steps_is_asked() {
+    let mut scheduler = scheduler(2);
+    teach(&mut scheduler, 0, 3.0, 1..200);
+    teach(&mut scheduler, 1, 1.0, 1..100);
+    let known = scheduler.taught_by_others(WorkerId(9)).unwrap();
+    assert_eq!(known, scheduler.view(WorkerId(0)).unwrap().cost);
+}
+
+#[test]
+fn more_than_twice_as_fast_in_prompts_or_in_rows_of_a_thousand_tokens_is_not_taken_on_trust() {
+    // a step of 2,048 prompt tokens takes 209.8 ms, one of eight rows 5.88
+    let faster = |own: StepCost| is_much_faster(&own, &COST, &capacity());
+    let times = |share: f64| StepCost {
+        fixed_ms: COST.fixed_ms * share,
+        prefill_ms: COST.prefill_ms * share,
+        row_ms: COST.row_ms * share,
+        kv_ms: COST.kv_ms * share,
+        ..COST
+    };
+    assert_eq!([0.5, 0.49, 0.34].map(|share| faster(times(share))), [false, true, true]);
+    // of 8 ms of attention more nothing is said
+    let attends = StepCost { kv_ms: 1e-3, ..COST };
+    assert!(is_much_faster(&COST, &attends, &capacity()));
+}
+
+#[test]
+fn who_is_not_taken_at_his_word_begins_with_a_guess_that_the_first_steps_replace() {
+    let mut scheduler = scheduler(0);
+    join_unknown(&mut scheduler, 0, Some(COST));
+    teach(&mut scheduler, 0, 1.0, 1..100);
+    let peers = scheduler.view(WorkerId(0)).unwrap().cost;
+    join_unknown(&mut scheduler, 1, Some(StepCost { fixed_ms: 0.1, prefill_ms: 0.0, ..COST }));
+    let step = report(1, 1_000, Load::default());
+    let mut guess = StepFit::guess(Some(peers));
+    guess.observe(&StepFeatures::of(&step), 10.0);
+    let _ = scheduler.step(WorkerId(1), &Step { ms: 10.0, ..step }, Given::default(), 0.0);
+    assert_eq!(scheduler.view(WorkerId(1)).unwrap().cost, guess.cost());
+}

@@ -183,3 +183,88 @@ fn prompts_of_other_routers_stand_in_the_queue_with_its_own() {
     assert_eq!(candidate.worker_load.backlog_tokens, 1603.0 + 6_000.0);
     assert_eq!(candidate.worker_load.rows, 3.0);
 }
+
+#[test]
+fn what_a_prompt_counts_on_is_there_with_its_last_token() {
+    let mut scheduler = scheduler(1);
+    scheduler.place(&want(1, &keys(1, 300, 200)), 0.0).unwrap();
+    scheduler.place(&want(2, &keys(2, 250, 200)), 0.0).unwrap();
+    let seen = |scheduler: &mut Scheduler| {
+        let prompts =
+            scheduler.candidates(&want(3, &keys(3, 1, 0)), 0.0).candidates[0].queue.clone();
+        prompts.prompts.iter().map(|prompt| (prompt.from, prompt.running)).collect::<Vec<_>>()
+    };
+    assert_eq!(seen(&mut scheduler), [(2_048, 2_048), (3_200, 0)]);
+    step(&mut scheduler, 1, 2_048, 2);
+    step(&mut scheduler, 2, 1_151, 2);
+    assert_eq!(seen(&mut scheduler)[1].1, 0, "a token is lacking");
+    step(&mut scheduler, 3, 1, 2);
+    assert_eq!(seen(&mut scheduler)[1], (3_645, 445)); // the first one takes 1,603 of 2,048
+}
+
+#[test]
+fn the_tenth_of_a_queue_is_the_last_one_that_can_be_waited_for() {
+    for (before, awaits) in [(9, Some(9)), (10, None)] {
+        let mut scheduler = scheduler(0);
+        join_with(&mut scheduler, 0, Role::Both, Capacity { sequences: 64, ..capacity() });
+        for n in 0..before {
+            scheduler.place(&want(n, &keys(n, 30, 0)), 0.0).unwrap();
+        }
+        let long = keys(50, 300, 0);
+        scheduler.place(&want(50, &long), 0.0).unwrap();
+        let queue = &scheduler.candidates(&want(51, &long), 0.0).candidates[0].queue;
+        assert_eq!(queue.awaits.map(|awaited| awaited.place), awaits);
+    }
+}
+
+#[test]
+fn of_more_prompts_than_a_step_is_thought_out_for_the_last_of_them_leaves_half_to_those_behind() {
+    let mut scheduler = scheduler(0);
+    let many = Capacity { sequences: 64, blocks: 10_000, ..capacity() };
+    join_with(&mut scheduler, 0, Role::Both, many);
+    step(&mut scheduler, 1, 0, 0);
+    let load = Load { running: 17, ..Load::default() };
+    // a long one, fourteen of 19 tokens, two long ones
+    for n in 0..17 {
+        let blocks = if (1..15).contains(&n) { 1 } else { 300 };
+        scheduler.place(&want(n, &keys(n, blocks, 0)), 0.0).unwrap();
+    }
+    let _ = scheduler.step(WorkerId(0), &report(2, 0, load), Given::default(), 200.0);
+    // 1,024 of 2,048, and of the 758 that the short ones leave half; what nobody else takes goes to the first one
+    let _ = scheduler.step(WorkerId(0), &report(3, 1_024 + 379, load), Given::default(), 300.0);
+    let (running, left) = queue(&mut scheduler)[0];
+    assert_eq!(running + left, 4_803 - 1_403);
+}
+
+#[test]
+fn a_prompt_that_falls_behind_those_of_others_is_not_in_the_step() {
+    let mut scheduler = scheduler(0);
+    let many = Capacity { sequences: 64, ..capacity() };
+    join_with(&mut scheduler, 0, Role::Both, many);
+    scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts: vec![other(1, 700, 700)] });
+    scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).unwrap();
+    step(&mut scheduler, 1, 0, 2);
+    assert_eq!(
+        queue(&mut scheduler),
+        [(1_603, 0), (445, 255)],
+        "the other one, too, in what is left"
+    );
+    // twenty others before both, the step did nothing
+    let prompts = (0..20).map(|_| other(0, 50, 50)).chain([other(1, 700, 700)]).collect();
+    scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts });
+    step(&mut scheduler, 2, 0, 22);
+    let request = want(99, &keys(99, 1, 0));
+    drop(scheduler.candidates(&request, 0.0));
+    let mut all = crate::core::estimate::PromptQueue::default();
+    scheduler.workers[0].queue(None, &mut all);
+    let running: u32 = all.prompts.iter().map(|prompt| prompt.running).sum();
+    assert_eq!(running, 16 * 50, "those for whom a step is thought out");
+}
+
+#[test]
+fn others_behind_more_prompts_than_there_are_stand_at_the_end() {
+    let mut scheduler = scheduler(1);
+    scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).unwrap();
+    scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts: vec![other(5, 700, 600)] });
+    assert_eq!(queue(&mut scheduler), [(1_603, 0), (0, 600)]);
+}

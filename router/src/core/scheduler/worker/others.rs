@@ -104,3 +104,38 @@ impl OtherQueue {
         self.prompts.iter().map(|entry| of(entry.prompt)).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(tokens: u32, left: u32) -> OtherPrompt {
+        OtherPrompt { behind: 0, tokens, left, prompts: 1 }
+    }
+
+    #[test]
+    fn who_is_told_again_without_progress_is_the_same_and_in_the_same_step() {
+        let mut others = OtherQueue::default();
+        others.tell(&[prompt(900, 600), prompt(500, 500)]);
+        others.entry(1).running = 200;
+        others.tell(&[prompt(900, 600), prompt(500, 450)]);
+        let queued = others.queued(1);
+        assert_eq!((queued.running, queued.left, queued.from), (200, 250, 250));
+        assert_eq!([others.take_done(), others.take_done()], [50, 0]);
+    }
+
+    #[test]
+    fn who_is_not_told_any_more_is_done_wherever_it_stood() {
+        let mut others = OtherQueue::default();
+        others.tell(&[prompt(900, 600), prompt(500, 500), prompt(70, 7)]);
+        others.tell(&[prompt(500, 400)]);
+        assert_eq!(others.take_done(), 600 + 100 + 7);
+    }
+
+    #[test]
+    fn prompts_that_are_none_are_one() {
+        let mut others = OtherQueue::default();
+        others.tell(&[OtherPrompt { prompts: 0, ..prompt(100, 40) }]);
+        assert_eq!(others.context(), context(60.0, 40.0));
+    }
+}
