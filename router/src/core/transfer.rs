@@ -96,13 +96,12 @@ impl TransferFit {
         } else if mib_ms < 0.0 {
             (latency_ms, mib_ms) = (d / a, 0.0);
         }
-        let sane = latency_ms.is_finite() && mib_ms.is_finite() && latency_ms >= 0.0;
-        if !sane {
+        if !(latency_ms.is_finite() && mib_ms.is_finite()) {
             (latency_ms, mib_ms) = (prior.latency_ms, prior.mib_ms);
         }
         // as if one more had come, so that a single failure is no certainty
         let failing = self.failed * kept / (self.pulls * kept + 1.0);
-        TransferCost { latency_ms, mib_ms: mib_ms.max(0.0), failing }.rounded()
+        TransferCost { latency_ms, mib_ms, failing }.rounded()
     }
 
     /// What `others` tell, given way to the pulls' own order of magnitude.

@@ -71,7 +71,7 @@ impl GroupSteps {
 
     /// What prompts of other ranks add to `steps` steps from `from` on that last `around_ms` on this one.
     pub(super) fn prompts_ms(&self, from: f64, steps: f64, around_ms: f64) -> f64 {
-        let [(beside, longer_ms), _] = self.parts(from, steps.max(0.0));
+        let [(beside, longer_ms), _] = self.parts(from, steps);
         beside * (longer_ms - around_ms.max(self.ms)).max(0.0)
     }
 }

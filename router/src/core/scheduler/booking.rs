@@ -211,7 +211,6 @@ impl<W> Scheduler<W> {
         }
         leg.part = LegPart::Whole;
         leg.reports = worker.reports;
-        leg.awaits = None;
         leg.cached_tokens = leg.held_blocks * self.block_tokens; // what was to come for others may not come either
         worker.alone(request, leg, now_ms);
     }

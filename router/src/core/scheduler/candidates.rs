@@ -66,13 +66,11 @@ impl<W> Scheduler<W> {
                 self.block_tokens,
             );
             worker.queue(awaits, &mut candidate.queue);
-            if worker.decodes() {
-                let keys = &wanted.keys[..usable as usize];
-                let needs = Wanted { prompt_tokens: wanted.prompt_tokens, keys };
-                let used = candidate.worker_load.blocks_used;
-                candidate.queue.room_ms =
-                    worker.room_ms(&needs, used, &self.demand.lengths, self.block_tokens);
-            }
+            let keys = &wanted.keys[..usable as usize];
+            let needs = Wanted { prompt_tokens: wanted.prompt_tokens, keys };
+            let used = candidate.worker_load.blocks_used;
+            candidate.queue.room_ms =
+                worker.room_ms(&needs, used, &self.demand.lengths, self.block_tokens);
             let pulls = splits && worker.decodes() && worker.kv_block_bytes > 0;
             candidate.excluded = exclusion(worker, wanted, hopeless);
             candidate.occupied = worker.occupied();

@@ -146,7 +146,7 @@ impl Claims {
         if self.requests < REQUESTS || !over(TIMES) {
             return false; // nearly always
         }
-        let absurd = over(usual().map_or(TIMES_ALONE, |usual| TIMES * usual.max(1.0)));
+        let absurd = over(usual().map_or(TIMES_ALONE, |usual| TIMES * usual));
         absurd && self.doubt.is_none_or(|doubt| doubt == Doubt::Steps) && {
             self.doubt = Some(Doubt::Requests);
             true

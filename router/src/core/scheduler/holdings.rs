@@ -150,8 +150,8 @@ impl Holdings {
         WorkerHolders {
             tiers: room.map(|blocks| (blocks > 0).then(|| self.announced.join(blocks)).flatten()),
             room,
-            booked: self.booked.join(blocks.max(1)),
-            pulled: self.booked.join(blocks.max(1)),
+            booked: self.booked.join(blocks),
+            pulled: self.booked.join(blocks),
             most_booked: blocks,
         }
     }

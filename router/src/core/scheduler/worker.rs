@@ -427,7 +427,7 @@ impl<W> Worker<W> {
     /// are given to requests like it.
     pub(super) fn load_before_yielding(&self, worker_load: &WorkerLoad) -> WorkerLoad {
         let (yielding, tokens) = (f64::from(self.yielding), self.yielding_tokens as f64);
-        let left = (worker_load.backlog_tokens - tokens).max(0.0);
+        let left = worker_load.backlog_tokens - tokens;
         let share =
             if worker_load.backlog_tokens > 0.0 { left / worker_load.backlog_tokens } else { 0.0 };
         WorkerLoad {

@@ -214,3 +214,10 @@ fn prompts_of_others_lengthen_steps_by_what_is_longer_than_all_else() {
         assert_eq!(group.prompts_ms(1.0, 10.0, around_ms), 4.0 * longer_ms, "{around_ms}");
     }
 }
+
+#[test]
+fn a_prompt_without_a_step_of_its_own_takes_its_time_and_no_more() {
+    let group = GroupSteps { ms: 20.0, prompt_ms: 30.0, prompt_steps: 5.0 };
+    assert_eq!(group.lockstep_ms(1.0, 0.0, 10.0, 5.0), 5.0);
+    assert_eq!(group.raise_ms(1.0, 0.0, 10.0, 5.0), 5.0);
+}

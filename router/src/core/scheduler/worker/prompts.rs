@@ -82,12 +82,10 @@ impl<W> Worker<W> {
         for (chunk, place) in chunks.iter().zip(&line) {
             match *place {
                 InLine::Own(i) => {
-                    let prefill = &mut self.prefills[i];
-                    prefill.running = (*chunk as u32).min(prefill.left);
+                    self.prefills[i].running = *chunk as u32;
                 }
                 InLine::Other(i) => {
-                    let entry = self.others.entry(i);
-                    entry.running = (*chunk as u32).min(entry.prompt.left);
+                    self.others.entry(i).running = *chunk as u32;
                 }
             }
         }
@@ -139,7 +137,7 @@ impl<W> Worker<W> {
         awaits: Option<AwaitedLeg>,
         queue: &mut PromptQueue,
     ) {
-        (queue.rule, queue.awaits, queue.room_ms) = (self.rule, None, None);
+        (queue.rule, queue.awaits) = (self.rule, None);
         queue.prompts.clear();
         let line = self.line();
         if line.is_empty() {
