@@ -234,6 +234,31 @@ fn a_prior_decides_next_to_nothing_once_steps_have_come() {
 }
 
 #[test]
+fn a_coefficient_that_is_held_at_nothing_is_not_less_by_rounding() {
+    // ten times the tokens take forty times the time, so that a step without any would take less than none
+    let steps = [(100.0, 1.0), (1_000.0, 40.0)];
+    for i in 1..100 {
+        let prior = StepCost { fixed_ms: 1e-4 * f64::from(i) / 7.0, ..TRUE };
+        let mut fit = StepFit::new(Some(prior), None);
+        for (prefill_tokens, ms) in steps.into_iter().cycle().take(20) {
+            fit.observe(&StepFeatures { prefill_tokens, ..PROMPT_STEP }, ms);
+        }
+        let fixed_ms = fit.cost().fixed_ms;
+        assert!((0.0..1e-12).contains(&fixed_ms), "{fixed_ms}");
+    }
+}
+
+#[test]
+fn steps_of_a_microsecond_are_learnt_whatever_rounding_leaves_of_the_prior() {
+    for step in steps(12, 40) {
+        let mut fit = StepFit::guess(None);
+        (0..50).for_each(|_| fit.observe(&step, 1e-3));
+        let learnt = fit.cost().step_ms(&step);
+        assert!((0.5e-3..2e-3).contains(&learnt), "{learnt} {step:?}");
+    }
+}
+
+#[test]
 fn the_positions_of_less_than_a_token_are_that_share_of_one() {
     assert_eq!(context(10.0, 0.5), 5.0);
     assert_eq!(context(10.0, 3.0), 10.0 + 11.0 + 12.0);

@@ -281,3 +281,18 @@ impl Holdings {
         places.map(|place| self.booked.held(place)).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_room_and_found_no_place_in_the_index_may_hold_what_it_says() {
+        let store = |room: [u32; 3], keys: &[u64]| {
+            let places = WorkerHolders { room, ..WorkerHolders::default() };
+            Holdings::default().store(&places, Tier::Device, keys)
+        };
+        assert!(store([5, 0, 0], &[7]));
+        assert!(!store([0, 0, 0], &[7]) && store([0, 0, 0], &[]));
+    }
+}

@@ -258,3 +258,17 @@ fn large_tables_are_handed_over_once_and_small_ones_are_not() {
     one.leave(WorkerId(1), 1.0);
     assert!(one.take_leftovers().is_none(), "it held little");
 }
+
+#[test]
+fn a_snapshot_is_whole_with_its_last_event_and_never_if_it_holds_too_much() {
+    let mut one = scheduler(1);
+    let part = |first, keys, last| Event::Snapshot { first, keys: pack(keys), last };
+    let withdrawn = |one: &Scheduler| one.view(WORKER).unwrap().withdrawn;
+    assert_eq!(one.apply(WORKER, &part(true, 0..10, false).verdict()), Applied::default());
+    assert_eq!(withdrawn(&one), Some(Withdrawal::Unknown));
+    assert_eq!(one.apply(WORKER, &part(false, 10..20, true).verdict()), Applied::default());
+    assert_eq!(withdrawn(&one), None);
+    let over = one.apply(WORKER, &part(true, 0..1_001, true).verdict());
+    assert_eq!(over.withdrawn, Some(Withdrawal::OverCapacity));
+    assert_eq!(withdrawn(&one), over.withdrawn);
+}

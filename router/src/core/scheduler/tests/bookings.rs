@@ -70,7 +70,9 @@ fn whoever_counts_on_cached_blocks_delays_others_by_the_rest_alone() {
             scheduler.place(&want(request, &keys(prompt, 300, 0)), 100.0 * request as f64).unwrap();
         }
         let before = scheduler.legs[&RequestId(2)].delayed_ms;
-        (1..=3).for_each(|n| drop(scheduler.end(RequestId(n), LegOutput::default(), 400.0)));
+        for n in 1..=3 {
+            scheduler.end(RequestId(n), LegOutput::default(), 400.0).unwrap();
+        }
         before
     };
     // the first prompt again, of which three tokens are left to compute, or another one

@@ -255,7 +255,8 @@ fn room_for_exactly_what_is_lacking_is_room() {
 #[test]
 fn what_is_shared_with_any_that_runs_is_there() {
     let mut scheduler = with_two_answers(300, 50);
-    assert_eq!(room_ms(&mut scheduler, 93, 93), None, "there is room, but for what answers write");
+    // 904 and 95.2 blocks are fewer than 1000; the 2.7 that answers are still to write are not lacking, as all 95 are there
+    assert_eq!(room_ms(&mut scheduler, 95, 95), None, "there is room");
     // one more that runs shares nothing
     scheduler.place(&want(3, &keys(3, 1, 0)), 300.0).unwrap();
     scheduler.begun(RequestId(3), 0, 300.0).unwrap();

@@ -96,6 +96,27 @@ fn a_worker_that_reports_too_little_has_what_is_booked_and_what_comes() {
 }
 
 #[test]
+fn a_decision_sees_what_a_worker_said_and_what_is_booked() {
+    let mut scheduler = scheduler(1);
+    scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+    tell(&mut scheduler, 0, &report(1, 0, Load { blocks_cached: 40, ..running(3) }), 0.0);
+    scheduler.workers[0].accepted = 1.5;
+    let seen = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 0.0).candidates[0];
+    assert_eq!((seen.occupied, seen.booked_tokens), (3, 67 + 50));
+    let WorkerLoad { blocks, blocks_cached, accepted, .. } = seen.worker_load;
+    assert_eq!((blocks, blocks_cached, accepted), (1_000.0, 40.0, 1.5));
+}
+
+#[test]
+fn people_see_what_pulls_from_anywhere_cost_a_worker() {
+    let mut scheduler = scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
+    (0..20).for_each(|_| scheduler.transferred(WorkerId(1), "w0", 8 << 20, 80.0, 0.0));
+    scheduler.place(&want(1, &keys(1, 1, 0)), 0.0).unwrap();
+    let cost = scheduler.view(WorkerId(1)).unwrap().pull_cost;
+    close((cost.latency_ms + 8.0 * cost.mib_ms).round(), 80.0);
+}
+
+#[test]
 fn a_leg_that_waits_for_kv_takes_none_of_those_that_were_not_reported_along() {
     let mut scheduler = scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
     tell(&mut scheduler, 1, &report(1, 0, running(1)), 0.0);
@@ -178,8 +199,44 @@ fn who_yields_and_waits_to_be_fetched_takes_no_place_that_could_be_given_away() 
     assert_eq!((load.occupied, worker.load_before_yielding(&load).occupied), (0.0, 0.0));
 }
 
-/// What a worker at its work says it did without a word of doubt, and with how many tokens more it is doubted.
-fn work_until_doubt(scheduler: &mut Scheduler, id: u32, says: impl Fn(u32) -> Step) -> bool {
+#[test]
+fn who_ends_gives_back_what_was_its_own() {
+    let mut scheduler = scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
+    let asks = |n: u64, yields| PlacementRequest { yields, ..want(n, &keys(n, 1, 0)) };
+    for n in 0..8 {
+        scheduler.place(&asks(n, n < 6), 0.0).unwrap();
+    }
+    scheduler.begun(asks(0, true).prefill_request, 0, 1.0).unwrap();
+    // six yield, and half of the eight batch rows are theirs; one of the six waits to be fetched
+    let figures = |scheduler: &Scheduler| {
+        let worker = &scheduler.workers[0];
+        let load = worker.worker_load(BLOCK, 1.0);
+        (worker.pinned, load.occupied - worker.load_before_yielding(&load).occupied)
+    };
+    assert_eq!(figures(&scheduler), (1, 2.0));
+    scheduler.end(asks(7, false).prefill_request, LegOutput::default(), 1.0).unwrap();
+    assert_eq!(figures(&scheduler), (1, 2.0), "it neither yielded nor waited");
+    scheduler.end(asks(0, true).prefill_request, LegOutput::default(), 1.0).unwrap();
+    assert_eq!(figures(&scheduler), (0, 1.0));
+}
+
+#[test]
+fn a_worker_whose_prompts_are_done_rests_while_their_kv_is_fetched() {
+    let mut scheduler = scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
+    for n in 1..100 {
+        let (wanted, now_ms) = (want(n, &keys(n, 1, 0)), 1_000.0 * n as f64);
+        scheduler.place(&wanted, now_ms).unwrap();
+        tell(&mut scheduler, 0, &report(2 * n, 19, running(1)), now_ms + 10.0);
+        scheduler.begun(wanted.prefill_request, 0, now_ms + 10.0).unwrap();
+        tell(&mut scheduler, 0, &report(2 * n + 1, 0, running(0)), now_ms + 900.0);
+        scheduler.end(wanted.prefill_request, LegOutput::default(), now_ms + 900.0).unwrap();
+        scheduler.end(wanted.request, LegOutput::default(), now_ms + 900.0).unwrap();
+    }
+    assert_eq!(scheduler.take_doubts(), []);
+}
+
+/// Whether a worker that says this of each of its steps is found to do more than there is to do.
+fn says_too_much_work(scheduler: &mut Scheduler, id: u32, says: impl Fn(u32) -> Step) -> bool {
     (1..200).any(|number| {
         tell(scheduler, id, &says(number), 0.0);
         scheduler.view(WorkerId(id)).unwrap().doubt == Some(Doubt::Work)
@@ -192,12 +249,12 @@ fn a_worker_with_nothing_but_this_routers_requests_can_only_do_their_work() {
         let mut scheduler = scheduler(1);
         scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
         let step = |number: u32| report(number.into(), 1_000, running(1 + others));
-        assert_eq!(work_until_doubt(&mut scheduler, 0, step), doubted);
+        assert_eq!(says_too_much_work(&mut scheduler, 0, step), doubted);
     }
     let mut scheduler = scheduler(1);
     scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
     let rows = |number: u32| Step { decode_rows: 1_000, ..report(number.into(), 0, running(1)) };
-    assert!(work_until_doubt(&mut scheduler, 0, rows), "rows are work");
+    assert!(says_too_much_work(&mut scheduler, 0, rows), "rows are work");
 }
 
 #[test]
@@ -206,13 +263,13 @@ fn prompts_that_are_there_or_on_their_way_may_have_been_begun() {
     let all_of_it = |number: u32| report(number.into(), 200, running(1));
     let mut scheduler = scheduler(1);
     scheduler.place(&prompt, 0.0).unwrap();
-    assert!(!work_until_doubt(&mut scheduler, 0, all_of_it));
+    assert!(!says_too_much_work(&mut scheduler, 0, all_of_it));
     let mut split = scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
     split.set_open(WorkerId(0), false);
     split.place(&want(2, &keys(2, 4, 0)), 0.0).unwrap();
     split.set_open(WorkerId(0), true);
     assert!(split.place(&prompt, 0.0).unwrap().prefill.is_some());
-    assert!(!work_until_doubt(&mut split, 1, all_of_it));
+    assert!(!says_too_much_work(&mut split, 1, all_of_it));
 }
 
 #[test]
@@ -231,7 +288,9 @@ fn a_worker_that_counts_its_steps_anew_made_one() {
 /// A worker that is not believed, has nothing to do, and is measured from here on.
 fn doubted() -> Scheduler {
     let mut scheduler = scheduler(1);
-    (0..100).for_each(|_| drop(scheduler.workers[0].claims.step(0.0, 1, 100.0)));
+    for _ in 0..100 {
+        scheduler.workers[0].claims.step(0.0, 1, 100.0);
+    }
     assert_eq!(scheduler.view(WorkerId(0)).unwrap().doubt, Some(Doubt::Steps));
     scheduler
 }

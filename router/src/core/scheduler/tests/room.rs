@@ -47,7 +47,7 @@ fn a_queue_of_prompts_leaves_room_for_who_need_not_wait_for_it() {
 }
 
 #[test]
-fn who_yields_is_kept_back_at_three_quarters_of_a_long_queue_of_whomever() {
+fn who_yields_is_kept_back_at_three_quarters_of_a_long_queue_whoever_stands_in_it() {
     // 1,603 tokens that are computed: 165.3 ms
     for (long_ms, full) in [(215.0, [true, false]), (225.0, [false, false]), (160.0, [true, true])]
     {
@@ -78,7 +78,7 @@ fn a_worker_that_takes_nothing_keeps_nobody_from_waiting_here() {
 
 #[test]
 fn a_queue_is_long_when_it_takes_longer_than_it_may_and_waits_for_rows_as_long_as_answers_are() {
-    // Ten of eight rows' answers of 256 tokens, of 5.8 ms and some for the backlog and the next token's KV.
+    // Ten requests too many for eight rows: answers of 256 tokens, of 5.8 ms each and some for the KV of 101 tokens.
     let full = WorkerLoad {
         occupied: 17.0,
         rows: 8.0,
