@@ -46,6 +46,7 @@ class Outbox:
             None  # from the moment that the worker knows the link's hash key
         )
         self.bye: Bye | None = None  # to be sent once
+        self.said_bye = False
         self._last = StepResult()
         self._load = Load()
         self._waiting_tokens = 0
@@ -151,7 +152,7 @@ class Outbox:
             self._offer = None
         if self.bye is not None:
             frames.append(self.bye)
-            self.bye = None
+            self.bye, self.said_bye = None, True
         self._ready.clear()
         self._outputs.clear()
         self._reports.clear()

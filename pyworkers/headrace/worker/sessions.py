@@ -91,7 +91,9 @@ class Sessions:
                 receiving.cancel()
         except* LinkLost as group:
             lost = first(group)
-            level = logging.INFO if isinstance(lost, LinkClosed) else logging.WARNING
+            # a router may close the link of a worker that said goodbye while that has more to say
+            orderly = isinstance(lost, LinkClosed) or peer.outbox.said_bye
+            level = logging.INFO if orderly else logging.WARNING
             log.log(level, "router %s: %s", session.router, lost)
         except* LinkError:
             await self._put(peer, Left())
