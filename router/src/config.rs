@@ -1,13 +1,12 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
-//! `args` is what was typed. Each part of it is checked here or in `registration` with `etcd` (about being found), `service` (about
+//! `args` is what was typed. Each part of it is checked here or in `registration` (about being found), `service` (about
 //! systemd and its like), `routing` (about choosing workers), `access` with `keys` (about who may come in), `tls`, `memory`, `parsers`, `log` and `traces`.
 
 mod access;
 mod args;
 pub mod argv;
 pub mod environment;
-mod etcd;
 mod fleet_limits;
 mod keys;
 mod log;
@@ -30,13 +29,12 @@ use crate::core::policy::PolicyName;
 pub use access::{AccessConfig, Names};
 pub(crate) use args::MAX_CONNECTIONS;
 pub use args::RouterArgs;
-pub(crate) use etcd::EtcdTls;
-pub use etcd::{EtcdAccess, EtcdVariables};
 pub use fleet_limits::FleetLimits;
 pub use keys::{KeySet, KeySources, KeyTerms, Keys, KnownKey, Tenant, check_key_line, first_key};
 pub use memory::MemoryConfig;
 pub use parsers::{ParserConfig, ReasoningParser, ToolParser};
-pub use registration::Registration;
+pub(crate) use registration::EtcdTls;
+pub use registration::{EtcdAccess, EtcdVariables, Registration};
 pub use routing::{DecisionLogConfig, RoutingConfig};
 pub use service::{NotifyAddress, PassedSocket, ServiceConfig, ServiceVariables, SocketRole};
 pub use store::StoreConfig;

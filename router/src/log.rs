@@ -5,6 +5,8 @@
 //! through. `tracing-appender` bounds lines and not bytes, says nothing of a write that failed, and may lose what waits
 //! at the end without a word.
 
+#[cfg(test)]
+mod kept;
 mod lines;
 mod rate;
 pub(crate) mod requests;

@@ -1,9 +1,13 @@
 //! How workers are to find this router, where they were not told.
 
+mod etcd;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::{ConfigError, EtcdAccess, RouterArgs, WorkerListen, flag};
+use super::{ConfigError, RouterArgs, WorkerListen, flag};
+pub(crate) use etcd::EtcdTls;
+pub use etcd::{EtcdAccess, EtcdVariables};
 
 /// An entry in etcd that lives as long as this router.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,33 +1,7 @@
 //! Lines as they are written: which, how many, and what strangers cannot do to them.
 
-use std::io;
-use std::sync::{Arc, Mutex};
-
-use tracing_subscriber::fmt::MakeWriter;
-
 use super::*;
-
-#[derive(Debug, Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Kept {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Kept {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
-    }
-}
+use crate::log::kept::KeptLog;
 
 fn config(requests_per_s: u32, prompts: bool) -> LogConfig {
     LogConfig { filter: "info".into(), json: false, requests_per_s, prompts }
@@ -35,15 +9,14 @@ fn config(requests_per_s: u32, prompts: bool) -> LogConfig {
 
 /// What a log of this form writes while `work` is done.
 fn written(json: bool, work: impl FnOnce()) -> String {
-    let kept = Kept::default();
+    let kept = KeptLog::default();
     let format = tracing_subscriber::fmt().with_writer(kept.clone()).with_ansi(false);
     if json {
         tracing::subscriber::with_default(format.json().finish(), work);
     } else {
         tracing::subscriber::with_default(format.finish(), work);
     }
-    let bytes = kept.0.lock().unwrap().clone();
-    String::from_utf8(bytes).unwrap()
+    kept.text()
 }
 
 fn answered() -> RequestEnd<'static> {

@@ -1,14 +1,11 @@
 //! The queue of spans: its bound, what it loses, and how often that is told.
 
-use std::io;
-use std::sync::Mutex;
-
 use axum::http::{HeaderName, HeaderValue};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
-use tracing_subscriber::fmt::MakeWriter;
 
 use super::*;
+use crate::log::kept::KeptLog;
 
 /// Spans that a router makes without a request, and that go to `endpoint`.
 fn traces(endpoint: &str) -> (Traces, Arc<Metrics>) {
@@ -33,34 +30,6 @@ fn lost(metrics: &Metrics, reason: &str) -> u64 {
     text.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |n| n.parse().unwrap())
 }
 
-/// What is logged on this thread.
-#[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
-
-impl Kept {
-    fn count(&self, text: &str) -> usize {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).matches(text).count()
-    }
-}
-
-impl io::Write for Kept {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Kept {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
-    }
-}
-
 #[tokio::test]
 async fn a_full_queue_loses_what_comes_and_the_end_what_is_left() {
     // takes requests and never answers: nothing leaves the queue but the first batch
@@ -82,7 +51,7 @@ async fn a_full_queue_loses_what_comes_and_the_end_what_is_left() {
 
 #[tokio::test]
 async fn that_spans_are_lost_is_told_once_until_they_are_taken_again() {
-    let log = Kept::default();
+    let log = KeptLog::default();
     let format = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone());
     let _guard = tracing::subscriber::set_default(format.finish());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -100,8 +69,9 @@ async fn that_spans_are_lost_is_told_once_until_they_are_taken_again() {
             tokio::task::yield_now().await;
         }
     }
-    assert_eq!((log.count("spans are lost"), log.count("takes spans again")), (2, 1));
-    assert_eq!(log.count("tracing requests"), 1);
+    let count = |text: &str| log.text().matches(text).count();
+    assert_eq!((count("spans are lost"), count("takes spans again")), (2, 1));
+    assert_eq!(count("tracing requests"), 1);
 }
 
 #[tokio::test]

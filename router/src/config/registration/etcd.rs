@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::{ConfigError, Secret, TlsFiles, environment};
+use super::super::{ConfigError, Secret, TlsFiles, environment};
 
 const CA: &str = "HEADRACE_ETCD_CA";
 const CERT: &str = "HEADRACE_ETCD_CERT";
