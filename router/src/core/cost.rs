@@ -87,8 +87,14 @@ const NOISE: f64 = 0.1;
 const MEMORY: f64 = 0.99;
 /// The same of steps with prompts, which are fewer, and of a prior: half of one is gone after some 23 others. A guess.
 const PROMPT_MEMORY: f64 = 0.97;
-/// A step this many times as long as predicted counts as this many times, so that one stalled step teaches little.
+/// A step this many times as long as predicted, and what is open of the prediction, counts as this many times: one stalled step
+/// teaches little, and the first ones of a kind that was thought to take no time more than that.
 const OUTLIER: f64 = 4.0;
+/// No step is taken for a stall below four times this, whatever is thought of its kind: it would weigh all the more, as the noise of a
+/// step is a share of its time.
+const LEAST_MS: f64 = 1e-3;
+/// So many steps count as long as they were: they may tell that what was thought before was far off.
+const TRUSTED: u64 = 8;
 
 /// Fits the step time of one worker: least squares on *relative* errors, so that a decode step of 20 ms and a prefill step
 /// of 900 ms count the same, over steps that fade, so that it follows a worker that becomes slower.
@@ -140,8 +146,31 @@ impl Sums {
 
     /// Solves `(weight + squares) z = products` by Cholesky's method, with the held ones at their lowest.
     fn solve(&self, weight: f64, held: &[bool; 5], lowest: &Vector) -> Vector {
+        let lower = self.factor(weight, held);
+        let right = from_fn(|i| {
+            if held[i] {
+                return lowest[i];
+            }
+            let fixed = (0..5).filter(|&j| held[j]).map(|j| self.squares[i][j] * lowest[j]);
+            self.products[i] - fixed.sum::<f64>()
+        });
+        let mut z = substituted(&lower, right);
+        for i in (0..5).rev() {
+            let sum = z[i] - (i + 1..5).map(|k| lower[k][i] * z[k]).sum::<f64>();
+            z[i] = sum / lower[i][i];
+        }
+        z
+    }
+
+    /// What these steps leave open of a sum of `part[i] * z[i]`: its variance.
+    fn variance(&self, weight: f64, part: Vector) -> f64 {
+        let share = substituted(&self.factor(weight, &[false; 5]), part);
+        dot(&share, &share)
+    }
+
+    /// The lower triangle whose product with itself is `weight + squares`, apart from the held ones.
+    fn factor(&self, weight: f64, held: &[bool; 5]) -> [Vector; 5] {
         let mut lower = [[0.0; 5]; 5];
-        let mut z = [0.0; 5];
         for i in 0..5 {
             for j in 0..=i {
                 let plain = match (held[i] || held[j], i == j) {
@@ -153,21 +182,19 @@ impl Sums {
                 lower[i][j] =
                     if i == j { sum.max(1e-3 * weight).sqrt() } else { sum / lower[j][j] };
             }
-            let right = if held[i] {
-                lowest[i]
-            } else {
-                let fixed = (0..5).filter(|&j| held[j]).map(|j| self.squares[i][j] * lowest[j]);
-                self.products[i] - fixed.sum::<f64>()
-            };
-            let sum = right - (0..i).map(|k| lower[i][k] * z[k]).sum::<f64>();
-            z[i] = sum / lower[i][i];
         }
-        for i in (0..5).rev() {
-            let sum = z[i] - (i + 1..5).map(|k| lower[k][i] * z[k]).sum::<f64>();
-            z[i] = sum / lower[i][i];
-        }
-        z
+        lower
     }
+}
+
+/// Solves `lower z = right`.
+fn substituted(lower: &[Vector; 5], right: Vector) -> Vector {
+    let mut z = right;
+    for i in 0..5 {
+        let sum = z[i] - (0..i).map(|k| lower[i][k] * z[k]).sum::<f64>();
+        z[i] = sum / lower[i][i];
+    }
+    z
 }
 
 impl StepFit {
@@ -214,7 +241,8 @@ impl StepFit {
         if !(ms.is_finite() && ms > 0.0 && predicted.is_finite()) {
             return;
         }
-        let ms = if self.steps < 8 { ms } else { ms.min(OUTLIER * predicted.max(1e-3)) };
+        let stalled = self.steps >= TRUSTED && ms > OUTLIER * predicted;
+        let ms = if stalled { ms.min(OUTLIER * self.longest(predicted, &x)) } else { ms };
         let noise = NOISE * ms;
         let u: Vector = from_fn(|i| x[i] * self.spread[i] / noise);
         let miss = (ms - dot(&self.prior, &x)) / noise;
@@ -230,6 +258,14 @@ impl StepFit {
         self.steps += 1;
         self.weight = (self.weight * PROMPT_MEMORY).max(self.least_weight);
         self.solve();
+    }
+
+    /// How long a step that is predicted so may well take, by what the steps so far leave open. The prior counts as on the first
+    /// day here: that it has faded is no reason to take a stall for the truth where no step ever told anything.
+    fn longest(&self, predicted_ms: f64, x: &Vector) -> f64 {
+        let part = from_fn(|i| x[i] * self.spread[i]);
+        let open = Sums::of(&self.sums).variance(1.0, part).sqrt();
+        (predicted_ms + open).max(LEAST_MS)
     }
 
     /// The best coefficients that are not negative: whichever would be is held at 0, and the others are found anew.
