@@ -42,6 +42,8 @@ struct State {
     turned_away: u64,
     /// The thread has lines in its hands.
     writing: bool,
+    /// Who waits until all is written: where nobody does, nobody is woken, which is a system call a line.
+    flushing: usize,
     closed: bool,
 }
 
@@ -76,13 +78,15 @@ impl Lines {
     /// Adds a line, its end included, or counts it as lost. Never waits for a write.
     pub(super) fn push(&self, line: &[u8]) {
         let mut state = self.0.lock();
+        let sleeps = !state.writing && !state.has_work(); // else it was told already
         if state.turned_away > 0 || state.waiting.len() + line.len() > WAITING_BYTES {
             state.turned_away += 1;
             self.0.too_slow.fetch_add(1, Relaxed);
         } else {
             state.waiting.extend_from_slice(line);
         }
-        if !state.writing {
+        drop(state); // it wakes to a lock that is free
+        if sleeps {
             self.0.news.notify_one();
         }
     }
@@ -98,8 +102,11 @@ impl Lines {
     /// Waits until all is written, but not longer than `timeout`. True if it is.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         let busy = |state: &mut State| state.has_work() || state.writing;
-        let waited = self.0.idle.wait_timeout_while(self.0.lock(), timeout, busy);
-        let (_state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
+        state.flushing += 1;
+        let waited = self.0.idle.wait_timeout_while(state, timeout, busy);
+        let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.flushing -= 1;
         !waited.timed_out()
     }
 }
@@ -160,7 +167,9 @@ impl<W: io::Write> Writer<W> {
         let mut state = self.shared.lock();
         state.writing = false;
         if !state.has_work() {
-            self.shared.idle.notify_all();
+            if state.flushing > 0 {
+                self.shared.idle.notify_all();
+            }
             let nothing = |state: &mut State| !state.has_work() && !state.closed;
             let waited = self.shared.news.wait_while(state, nothing);
             state = waited.unwrap_or_else(PoisonError::into_inner);
