@@ -29,14 +29,14 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{FromRef, Request};
-use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 
 use crate::app::App;
 use crate::error::RouteError;
-use crate::http::access::{Access, Cors, require_key, require_operator, require_scraper};
+use crate::http::access::{Access, Around, Cors, require_key, require_operator, require_scraper};
 use crate::http::parse::fields::clip;
+use crate::http::parse::headers::observe;
 use crate::http::reply::reject::Reject;
 use crate::limits::turns::{TenantTurns, TurnLimits};
 use crate::request::grammar::KnownGrammars;
@@ -68,7 +68,7 @@ pub fn app(state: Arc<App>) -> Router {
         .route("/v1/detokenize", post(tokenize::detokenize))
         .route("/tokenizer_info", get(tokenize::info))
         .route("/tokenizer_info/{*name}", get(tokenize::info))
-        .route_layer(from_fn(require_key));
+        .route_layer(Around(require_key));
     let cors = Cors(Arc::clone(&state));
     finish(for_operators(&state).merge(for_clients), state, surface).layer(cors)
 }
@@ -81,15 +81,16 @@ pub(crate) fn operators(state: Arc<App>) -> Router {
 
 /// What shows or changes the fleet, and what anybody may ask.
 fn for_operators(app: &Arc<App>) -> Router<Surface> {
+    let of_scraper = Arc::clone(app);
     let metrics = Router::new()
         .route("/metrics", get(ops::metrics))
-        .route_layer(from_fn_with_state(Arc::clone(app), require_scraper));
+        .route_layer(Around(move |request: &mut Request| require_scraper(&of_scraper, request)));
     Router::new()
         .route("/workers", get(ops::workers))
         .route("/scale", get(ops::scale))
         .route("/workers/{worker}/drain", get(drain::state).post(drain::begin))
         .route("/dashboard/events", get(ops::dashboard::events))
-        .route_layer(from_fn(require_operator))
+        .route_layer(Around(require_operator))
         .route("/", get(ops::dashboard::page))
         .route("/dashboard/{file}", get(ops::dashboard::file))
         .route("/decisions/{*request}", get(explain::decisions))
@@ -112,7 +113,7 @@ fn finish(routes: Router<Surface>, state: Arc<App>, surface: Surface) -> Router 
     routes
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state((state, access), parse::headers::observe))
+        .layer(Around(move |request: &mut Request| observe(&state, &access, request)))
         .with_state(surface)
 }
 

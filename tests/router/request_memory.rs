@@ -13,6 +13,8 @@ mod client;
 mod counting;
 #[allow(dead_code, reason = "shared with the other tests, which use more of it")]
 mod fake_worker;
+#[path = "request_memory/waiting.rs"]
+mod waiting;
 
 use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::{Finish, Frame, Output, Ranked, TokenLogprob};

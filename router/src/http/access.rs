@@ -6,6 +6,7 @@
 //! anything it must not come from a page of another origin (`origin`). What may be asked for is decided by
 //! [`require_key`], [`require_operator`], and, for decisions, [`Caller::sees`].
 
+mod around;
 mod cors;
 mod framing;
 mod host;
@@ -15,9 +16,8 @@ mod origin;
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
@@ -25,6 +25,7 @@ use crate::config::{AccessConfig, Tenant};
 use crate::http::reply::reject::Reject;
 use crate::limits::key_ring::{ClientKey, KeysNow, Standing};
 
+pub(super) use around::{Around, Passage};
 pub(super) use cors::Cors;
 pub(super) use models::AllowedModels;
 
@@ -265,46 +266,47 @@ pub(super) fn caller(request: &Request) -> Caller {
 }
 
 /// Lets clients pass: everybody, or who has one of the keys, as often as the key may.
-pub(super) async fn require_key(request: Request, next: Next) -> Response {
-    let caller = caller(&request);
+pub(super) fn require_key(request: &mut Request) -> Passage {
+    let caller = caller(request);
     let Some(key) = caller.client() else {
         if caller.api_keys {
-            return Reject::Unauthorized(not_a_client(caller.key.as_ref())).into_response();
+            let why = not_a_client(caller.key.as_ref());
+            return Passage::Answered(Reject::Unauthorized(why).into_response());
         }
-        return next.run(request).await;
+        return Passage::passes();
     };
+    let key = Arc::clone(key);
     let is_work = !matches!(*request.method(), Method::GET | Method::HEAD | Method::DELETE);
-    let mut response = match if is_work { key.admit() } else { Ok(()) } {
-        Ok(()) => next.run(request).await,
-        Err(error) => Reject::from(error).into_response(),
+    let admitted = if is_work { key.admit() } else { Ok(()) };
+    let told = move |mut response: Response| {
+        limits::tell(&key, response.headers_mut());
+        response
     };
-    limits::tell(key, response.headers_mut());
-    response
+    match admitted {
+        Ok(()) => Passage::changing(told),
+        Err(error) => Passage::Answered(told(Reject::from(error).into_response())),
+    }
 }
 
 /// Lets those pass who may read `/metrics`.
-pub(super) async fn require_scraper(
-    State(app): State<Arc<App>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let caller = caller(&request);
+pub(super) fn require_scraper(app: &App, request: &mut Request) -> Passage {
+    let caller = caller(request);
     if app.config.http.access.public_metrics || caller.may_scrape(request.headers()) {
-        return next.run(request).await;
+        return Passage::passes();
     }
-    match caller.key {
-        Some(Standing::Expired) => Reject::Unauthorized("this key has expired").into_response(),
+    let reject = match caller.key {
+        Some(Standing::Expired) => Reject::Unauthorized("this key has expired"),
         None | Some(Standing::Unknown) if caller.admin_keys => {
-            let why = "metrics are for a key of operators, or one with only=metrics";
-            Reject::Unauthorized(why).into_response()
+            Reject::Unauthorized("metrics are for a key of operators, or one with only=metrics")
         }
-        _ => Reject::NotScraper.into_response(),
-    }
+        _ => Reject::NotScraper,
+    };
+    Passage::Answered(reject.into_response())
 }
 
 /// Lets operators pass. What they change, they change by a request that no page can send unasked.
-pub(super) async fn require_operator(request: Request, next: Next) -> Response {
-    let caller = caller(&request);
+pub(super) fn require_operator(request: &mut Request) -> Passage {
+    let caller = caller(request);
     if !caller.is_operator(request.headers()) {
         let reject = match caller.key {
             Some(Standing::Expired) => Reject::Unauthorized("this key has expired"),
@@ -313,12 +315,12 @@ pub(super) async fn require_operator(request: Request, next: Next) -> Response {
             }
             _ => Reject::NotOperator,
         };
-        return reject.into_response();
+        return Passage::Answered(reject.into_response());
     }
-    if changes(&request) && !request.headers().contains_key(header::CONTENT_TYPE) {
-        return Reject::MediaType { got: "nothing".into() }.into_response();
+    if changes(request) && !request.headers().contains_key(header::CONTENT_TYPE) {
+        return Passage::Answered(Reject::MediaType { got: "nothing".into() }.into_response());
     }
-    next.run(request).await
+    Passage::passes()
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
         generate::chat_within(&app, body, conversation.most_thinking)
             .map_err(|error| request::NAMES.of_client(error))
     });
-    let mut ready = body.await?;
+    let mut ready = Box::pin(body).await?; // no part of what waits for the answer
     let checked = generate::check_grammar(surface, call.holder(), &mut ready).await;
     checked.map_err(|error| request::NAMES.of_client(error))?;
     let ReadyChat { model, request: mut chat } = ready;

@@ -2,6 +2,7 @@
 
 pub(in crate::http) mod facts;
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -24,9 +25,11 @@ use crate::http::parse::template_fields;
 use crate::http::parse::token_ids::{Ids, IdsField};
 use crate::http::reply::chat::ChatReply;
 use crate::http::reply::completion::{CompletionReply, Echo};
+use crate::http::reply::events::Events;
 use crate::http::reply::logprobs::Vocabulary;
 use crate::http::reply::reject::Reject;
-use crate::http::reply::{self, AnswerHead};
+use crate::http::reply::whole::Shape;
+use crate::http::reply::{self, AnswerHead, Prepared};
 use crate::http::{bad_words, chat, completions, grammar};
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::limits::shares::Holder;
@@ -43,12 +46,28 @@ const LONG_BODY_BYTES: usize = 1 << 20;
 /// Answers a chat.
 pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Response {
     match Call::of(&surface.app, &request) {
-        Ok(call) => call.finish(answer_chat(&surface, request, &call).await),
+        Ok(call) => {
+            let preparing = Box::pin(prepare_chat(&surface, request, &call));
+            call.finish(answered(&surface.app, &call, preparing).await)
+        }
         Err(error) => Reject::from(error).into_response(),
     }
 }
 
-async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
+/// `preparing` has a box of its own, which is gone while the answer is waited for.
+async fn answered<S: Shape + Events>(
+    app: &Arc<App>,
+    call: &Call,
+    preparing: Pin<Box<impl Future<Output = Result<Box<Prepared<S>>, Reject>>>>,
+) -> Result<Response, Reject> {
+    reply::send(app, call, preparing.await?).await
+}
+
+async fn prepare_chat(
+    surface: &Surface,
+    request: Request,
+    call: &Call,
+) -> Result<Box<Prepared<ChatReply>>, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let checked = read(surface, request, None, move |mut body| {
         body.fields = body.fields.noting(&ignored);
@@ -62,8 +81,8 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
     let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs)
         .reading(request.format, request.shows_reasoning, surface.app.memory.answers.share())
         .scoring_prompt(request.job.scores_prompt.then(|| vocabulary(&model)));
-    let jobs = vec![request.job];
-    reply::send(&surface.app, call, &model, jobs, shape, request.delivery).await
+    let (jobs, delivery) = (vec![request.job], request.delivery);
+    Ok(Box::new(Prepared { model, jobs, shape, delivery }))
 }
 
 /// A chat that was checked but for what its answer is to follow, and who answers it.
@@ -133,16 +152,19 @@ pub(super) async fn check_grammar(
 /// Continues one or several texts.
 pub(super) async fn completions(State(surface): State<Surface>, request: Request) -> Response {
     match Call::of(&surface.app, &request) {
-        Ok(call) => call.finish(answer_completions(&surface, request, &call).await),
+        Ok(call) => {
+            let preparing = Box::pin(prepare_completions(&surface, request, &call));
+            call.finish(answered(&surface.app, &call, preparing).await)
+        }
         Err(error) => Reject::from(error).into_response(),
     }
 }
 
-async fn answer_completions(
+async fn prepare_completions(
     surface: &Surface,
     request: Request,
     call: &Call,
-) -> Result<Response, Reject> {
+) -> Result<Box<Prepared<CompletionReply>>, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let checked = read(surface, request, Some(PROMPT), move |read| {
         let ReadBody { fields, ids, models, mut memory } = read;
@@ -186,7 +208,8 @@ async fn answer_completions(
         echo,
     )
     .scoring_prompt(first.scores_prompt.then(|| vocabulary(&model)));
-    reply::send(&surface.app, call, &model, request.jobs, shape, request.delivery).await
+    let (jobs, delivery) = (request.jobs, request.delivery);
+    Ok(Box::new(Prepared { model, jobs, shape, delivery }))
 }
 
 /// Stop strings, made ready once for all prompts and choices. They stay as long as the answer, so it pays for them.

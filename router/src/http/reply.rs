@@ -72,6 +72,14 @@ pub(super) struct ReplyChoice {
     pub(super) finish: Option<&'static str>,
 }
 
+/// A request that was read and checked: who answers it, what, and how its answer looks.
+pub(super) struct Prepared<S> {
+    pub(super) model: Arc<ServedModel>,
+    pub(super) jobs: Vec<Job>,
+    pub(super) shape: S,
+    pub(super) delivery: Delivery,
+}
+
 /// Places the jobs and sends the answer. Until its first delta is there no status is sent either, so everything that
 /// goes wrong before is an error with a status of its own, streamed or not.
 ///
@@ -80,11 +88,10 @@ pub(super) struct ReplyChoice {
 pub(super) async fn send<S: Shape + Events>(
     app: &Arc<App>,
     call: &Call,
-    model: &Arc<ServedModel>,
-    jobs: Vec<Job>,
-    mut shape: S,
-    delivery: Delivery,
+    mut prepared: Box<Prepared<S>>,
 ) -> Result<Response, Reject> {
+    let Prepared { model, jobs, shape, delivery } = &mut *prepared;
+    let (jobs, delivery) = (std::mem::take(jobs), *delivery);
     let num_choices = jobs.iter().map(|job| job.n as usize).sum();
     let scores_prompt = jobs.iter().any(|job| job.scores_prompt);
     let mut memory = app.memory.answers.share();
@@ -102,7 +109,7 @@ pub(super) async fn send<S: Shape + Events>(
             AnnotatedRequest { prompt: answers.prompt_ids(), request_id: call.request_id() };
         let text = |ids: &[u32]| model.engine.decode(ids, false);
         let opening = Opening::of(delivery.annotations, &request, text, memory)?;
-        let writer = ChoiceChunks::new(shape, delivery).after(opening);
+        let writer = ChoiceChunks::new(prepared.shape, delivery).after(opening);
         return Ok(events::response(first, answers, writer, call.ending(num_choices)));
     }
     let mut choices: Vec<ReplyChoice> = Vec::new();
@@ -121,7 +128,7 @@ pub(super) async fn send<S: Shape + Events>(
     let usage = shape.count_reasoning(answers.usage());
     call.answered(usage, num_choices);
     drop(answers); // what is left to do is the client's
-    Ok(json_response(WholeAnswer::new(shape, choices, usage, memory)))
+    Ok(json_response(WholeAnswer::new(prepared.shape, choices, usage, memory)))
 }
 
 /// Refuses an answer with log-probabilities that could not be kept if it were as long as it may be. Where the client

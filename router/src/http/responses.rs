@@ -35,6 +35,7 @@ use crate::http::responses::ids::ResponseIds;
 use crate::http::responses::keep::Keeper;
 use crate::http::responses::object::{ItemExtras, ResponseHead, ResponseStatus};
 use crate::http::responses::request::{Known, Wishes};
+use crate::limits::memory::MemoryShare;
 use crate::response_store::{OwnerId, ResponseStore, StoredResponse};
 
 /// Most responses that one continues. A guess: each is a turn of a conversation.
@@ -51,29 +52,9 @@ pub(super) async fn create(State(surface): State<Surface>, request: Request) -> 
 async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
     let app = &surface.app;
     let owner = call.owner();
-    let body = generate::read(surface, request, None, Ok).await?;
-    let known = known(&app.responses, owner, &body.fields).await?;
-    let stores = app.responses.is_on();
     let ids = ResponseIds::new();
-    let memory = app.memory.answers.share();
-    let (mut ready, wishes, memory) = {
-        let (app, ids, ignored) = (Arc::clone(app), ids.clone(), call.ignored.clone());
-        let (used, mut memory) = (body.memory.used(), memory);
-        generate::away(surface, used, move || {
-            let ReadBody { fields, memory: mut body, ids: token_ids, models } = body;
-
-            let fields = fields.noting(&ignored);
-            let (fields, wishes) =
-                request::to_chat(fields, &known, &ids, stores, (&mut body, &mut memory))?;
-            let fields = fields.noting(&ignored);
-            let body = ReadBody { fields, memory: body, ids: token_ids, models };
-            let ready = generate::chat_of(&app, body);
-            let ready =
-                ready.map_err(|error| request::NAMES.of_client(wishes.origins.of_client(error)))?;
-            Ok((ready, wishes, memory))
-        })
-        .await?
-    };
+    // in a box of its own, which is gone while the answer is waited for
+    let (mut ready, wishes, memory) = Box::pin(read(surface, request, call, &ids)).await?;
     let checked = generate::check_grammar(surface, call.holder(), &mut ready).await;
     checked.map_err(|error| request::NAMES.of_client(error))?;
     let ReadyChat { model, request: mut chat } = ready;
@@ -117,6 +98,34 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     drop(answers); // what is left to do is the client's
     let response = keeper.finish(&kept.blocks, ResponseStatus::of(end.finish), usage);
     Ok(sent(&response))
+}
+
+/// The chat that a request for a response stands for, what else it says, and what is charged for that.
+async fn read(
+    surface: &Surface,
+    request: Request,
+    call: &Call,
+    ids: &ResponseIds,
+) -> Result<(ReadyChat, Wishes, MemoryShare), Reject> {
+    let app = &surface.app;
+    let body = generate::read(surface, request, None, Ok).await?;
+    let known = known(&app.responses, call.owner(), &body.fields).await?;
+    let stores = app.responses.is_on();
+    let (used, mut memory) = (body.memory.used(), app.memory.answers.share());
+    let (app, ids, ignored) = (Arc::clone(app), ids.clone(), call.ignored.clone());
+    let ready = generate::away(surface, used, move || {
+        let ReadBody { fields, memory: mut body, ids: token_ids, models } = body;
+        let fields = fields.noting(&ignored);
+        let (fields, wishes) =
+            request::to_chat(fields, &known, &ids, stores, (&mut body, &mut memory))?;
+        let fields = fields.noting(&ignored);
+        let body = ReadBody { fields, memory: body, ids: token_ids, models };
+        let ready = generate::chat_of(&app, body);
+        let ready =
+            ready.map_err(|error| request::NAMES.of_client(wishes.origins.of_client(error)))?;
+        Ok((ready, wishes, memory))
+    });
+    Ok(ready.await?)
 }
 
 /// The responses that a request continues or takes items of.

@@ -36,11 +36,23 @@ pub struct Answer {
 ///
 /// # Cancel safety
 /// A dropped call leaves nothing behind: what it had placed is cancelled.
-pub async fn answer(
+pub fn answer(
     app: &Arc<App>,
     model: Arc<ServedModel>,
-    mut job: Job,
-) -> Result<Answer, RouteError> {
+    job: Job,
+) -> impl Future<Output = Result<Answer, RouteError>> + Send {
+    // in a box of its own, four kilobytes that nobody holds who waits for a worker
+    let begun = Box::pin(begun(Arc::clone(app), model, job));
+    async move {
+        let mut answer = begun.await?;
+        std::future::poll_fn(|context| answer.poll_submitted(context)).await?;
+        answer.common.permit.served();
+        Ok(answer)
+    }
+}
+
+/// Up to where all choices look for their workers.
+async fn begun(app: Arc<App>, model: Arc<ServedModel>, mut job: Job) -> Result<Answer, RouteError> {
     let begin = Instant::now();
     job.request_trace.asks(&model.name, &model.metrics);
     job.request_trace.span().inspect(|span| spans::asked(span, &job, &model.name));
@@ -91,11 +103,10 @@ pub async fn answer(
     let hashing = Instant::now();
     let keys = app.fleet.block_keys(model.block_tokens, &ids, &job.salt).await?;
     let prompt = EncodedPrompt { ids, keys, hash_time: hashing.elapsed(), goes_on };
-    let app = Arc::clone(app);
     let common = Common::new(app, model, job, prompt, max_tokens, (begin, permit));
     let common = Arc::new(common);
     let choices = (0..common.job.n).map(|index| Choice::new(&common, index)).collect();
-    let mut answer = Answer {
+    Ok(Answer {
         common,
         choices,
         turn: 0,
@@ -103,10 +114,7 @@ pub async fn answer(
         cached_tokens: 0,
         first_token_seen: false,
         over: false,
-    };
-    std::future::poll_fn(|context| answer.poll_submitted(context)).await?;
-    answer.common.permit.served();
-    Ok(answer)
+    })
 }
 
 /// Of a prompt that may be told to the log, its last tokens: more text than a line has room for.

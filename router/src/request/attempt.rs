@@ -85,7 +85,9 @@ impl Attempt {
             choice,
             is_retry: self.before.is_some(),
         });
-        let submitted = place.submit(submit, common.model.pooled_width, memory, request).await;
+        // in a box, which those who wait for a place do not have yet: seven kilobytes
+        let submitted = Box::pin(place.submit(submit, common.model.pooled_width, memory, request));
+        let submitted = submitted.await;
         let stream = submitted.map_err(|error| {
             recorder.failed(Instant::now(), &error);
             (error, Some(worker))

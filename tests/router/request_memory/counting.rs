@@ -47,6 +47,11 @@ impl Measure {
         Self { before }
     }
 
+    /// What is there now and was not before.
+    pub(super) fn grown(&self) -> usize {
+        LIVE.load(Relaxed).saturating_sub(self.before)
+    }
+
     pub(super) fn peak(&self) -> usize {
         PEAK.load(Relaxed).saturating_sub(self.before)
     }

@@ -85,12 +85,12 @@ impl Handling {
 
     /// Waits for the answer, without hyper, and sends it. False: the connection is over.
     pub(super) async fn finish(
-        self,
+        self: Box<Self>,
         io: &mut Guarded,
         socket: &Arc<Socket>,
         clients: &Arc<Clients>,
     ) -> bool {
-        let Self { answer, answering, is_last, .. } = self;
+        let Self { answer, answering, is_last, .. } = { *self }; // out of the box, which goes now
         let mut answer = match answer {
             Answer::Came(answer) => answer,
             Answer::Awaited(handler) => match answer_of(handler, io, socket).await {

@@ -44,6 +44,9 @@ impl Decision {
     pub fn shortened(mut self) -> (Self, Weighed) {
         let mut kept = self.worth_keeping();
         if kept.len() == self.candidates.len() {
+            // lists that grew have room for more, and the decision stays as long as its answer
+            self.candidates.shrink_to_fit();
+            self.estimates.shrink_to_fit();
             return (self, Weighed::default());
         }
         kept.sort_unstable();

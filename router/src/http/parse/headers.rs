@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Version};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
 use crate::core::frame::MAX_REQUEST_ID_BYTES;
 use crate::error::RouteError;
-use crate::http::access::Access;
+use crate::http::access::{Access, Passage};
 use crate::http::anthropic;
 use crate::http::call::EndTold;
 use crate::http::parse::ids;
@@ -24,45 +23,82 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SESSION: [&str; 3] = ["x-session-id", "x-session-affinity", "x-correlation-id"];
 
 /// Admits requests, gives every answer its `X-Request-ID`, the client's own or a new one, and counts it.
-pub(in crate::http) async fn observe(
-    State((app, access)): State<(Arc<App>, Access)>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    let began = Instant::now();
+pub(in crate::http) fn observe(app: &Arc<App>, access: &Access, request: &mut Request) -> Passage {
     let id = request.headers().get(&REQUEST_ID).filter(|id| is_request_id(id)).cloned();
     let id = id.unwrap_or_else(|| {
         HeaderValue::try_from(ids::name("req-")).expect("made of letters and digits")
     });
-    let matched = request.extensions().get::<MatchedPath>().cloned();
-    let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
-    let trace = request.headers().get("traceparent").cloned(); // for the log only
     request.extensions_mut().insert(RequestId(id.clone()));
+    let mut observed = ObservedRequest {
+        app: Arc::clone(app),
+        began: Instant::now(),
+        matched: request.extensions().get::<MatchedPath>().cloned(),
+        trace: request.headers().get("traceparent").cloned(),
+        id,
+        span: None,
+        is_anthropic: anthropic::is_path(request.uri().path()),
+        answered: false,
+    };
+    let route = observed.route();
     let span = app.traces.request(request.method(), route, request.headers());
     if let Some(span) = &span {
-        begin_span(span, &mut request, route, &id);
+        begin_span(span, request, route, &observed.id);
     }
-    let anthropic = anthropic::is_path(request.uri().path());
-    let mut left = Left { app: &app, route, span: span.as_deref(), answered: false };
-    let mut response = match access.admit(&mut request) {
-        Ok(()) => next.run(request).await,
-        Err(reject) => reject.into_response(),
-    };
-    left.answered = true;
-    if anthropic {
-        response = reject::anthropic::rewritten(response, id.to_str().unwrap_or_default());
-        response.headers_mut().insert("request-id", id.clone());
+    observed.span = span;
+    match access.admit(request) {
+        Ok(()) => Passage::changing(|response| observed.answered(response)),
+        Err(reject) => Passage::Answered(observed.answered(reject.into_response())),
     }
-    let status = response.status().as_u16();
-    let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
-    app.metrics.http.request(route, status, error);
-    if let Some(span) = &span {
-        answer_span(span, &response, status, error);
+}
+
+/// A request until its answer begins. Counts one that was dropped before: its client left, or its connection was cut.
+struct ObservedRequest {
+    app: Arc<App>,
+    began: Instant,
+    matched: Option<MatchedPath>,
+    /// For the log only.
+    trace: Option<HeaderValue>,
+    id: HeaderValue,
+    span: Option<Arc<Span>>,
+    is_anthropic: bool,
+    answered: bool,
+}
+
+impl ObservedRequest {
+    fn route(&self) -> &str {
+        self.matched.as_ref().map_or("unknown", MatchedPath::as_str)
     }
-    tracing::debug!(?id, route, status, error, ?trace, elapsed = ?began.elapsed(), "answered");
-    tell_failure(&app, &response, id.to_str().unwrap_or_default(), route, began);
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
+
+    fn answered(mut self, mut response: Response) -> Response {
+        self.answered = true;
+        let (route, id) = (self.route(), &self.id);
+        let name = id.to_str().unwrap_or_default();
+        if self.is_anthropic {
+            response = reject::anthropic::rewritten(response, name);
+            response.headers_mut().insert("request-id", id.clone());
+        }
+        let status = response.status().as_u16();
+        let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
+        self.app.metrics.http.request(route, status, error);
+        if let Some(span) = &self.span {
+            answer_span(span, &response, status, error);
+        }
+        let (trace, elapsed) = (&self.trace, self.began.elapsed());
+        tracing::debug!(?id, route, status, error, ?trace, ?elapsed, "answered");
+        tell_failure(&self.app, &response, name, route, self.began);
+        response.headers_mut().insert(REQUEST_ID, id.clone());
+        response
+    }
+}
+
+impl Drop for ObservedRequest {
+    fn drop(&mut self) {
+        if !self.answered {
+            let gone = Reject::from(RouteError::ClientGone);
+            self.app.metrics.http.request(self.route(), gone.status(), "client_gone");
+            self.span.as_deref().inspect(|span| span.set("error.type", "client_gone"));
+        }
+    }
 }
 
 /// Probes, which are asked every few seconds and may well be refused for as long as no worker is there.
@@ -131,24 +167,6 @@ pub(in crate::http) fn request_id(request: &Request) -> Arc<str> {
     let id = request.extensions().get::<RequestId>();
     let text = id.and_then(|id| id.0.to_str().ok());
     text.unwrap_or_default().into()
-}
-
-/// Counts a request that was dropped before its answer began: its client left, or its connection was cut.
-struct Left<'a> {
-    app: &'a App,
-    route: &'a str,
-    span: Option<&'a Span>,
-    answered: bool,
-}
-
-impl Drop for Left<'_> {
-    fn drop(&mut self) {
-        if !self.answered {
-            let gone = Reject::from(RouteError::ClientGone);
-            self.app.metrics.http.request(self.route, gone.status(), "client_gone");
-            self.span.inspect(|span| span.set("error.type", "client_gone"));
-        }
-    }
 }
 
 fn is_request_id(value: &HeaderValue) -> bool {
