@@ -29,7 +29,7 @@ use crate::http::reply::events::Events;
 use crate::http::reply::logprobs::Vocabulary;
 use crate::http::reply::reject::Reject;
 use crate::http::reply::whole::Shape;
-use crate::http::reply::{self, AnswerHead, Prepared};
+use crate::http::reply::{self, AnswerHead, PreparedAnswer};
 use crate::http::{bad_words, chat, completions, grammar};
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::limits::shares::Holder;
@@ -58,7 +58,7 @@ pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Re
 async fn answered<S: Shape + Events>(
     app: &Arc<App>,
     call: &Call,
-    preparing: Pin<Box<impl Future<Output = Result<Box<Prepared<S>>, Reject>>>>,
+    preparing: Pin<Box<impl Future<Output = Result<Box<PreparedAnswer<S>>, Reject>>>>,
 ) -> Result<Response, Reject> {
     reply::send(app, call, preparing.await?).await
 }
@@ -67,7 +67,7 @@ async fn prepare_chat(
     surface: &Surface,
     request: Request,
     call: &Call,
-) -> Result<Box<Prepared<ChatReply>>, Reject> {
+) -> Result<Box<PreparedAnswer<ChatReply>>, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let checked = read(surface, request, None, move |mut body| {
         body.fields = body.fields.noting(&ignored);
@@ -82,7 +82,7 @@ async fn prepare_chat(
         .reading(request.format, request.shows_reasoning, surface.app.memory.answers.share())
         .scoring_prompt(request.job.scores_prompt.then(|| vocabulary(&model)));
     let (jobs, delivery) = (vec![request.job], request.delivery);
-    Ok(Box::new(Prepared { model, jobs, shape, delivery }))
+    Ok(Box::new(PreparedAnswer { model, jobs, shape, delivery }))
 }
 
 /// A chat that was checked but for what its answer is to follow, and who answers it.
@@ -164,7 +164,7 @@ async fn prepare_completions(
     surface: &Surface,
     request: Request,
     call: &Call,
-) -> Result<Box<Prepared<CompletionReply>>, Reject> {
+) -> Result<Box<PreparedAnswer<CompletionReply>>, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let checked = read(surface, request, Some(PROMPT), move |read| {
         let ReadBody { fields, ids, models, mut memory } = read;
@@ -209,7 +209,7 @@ async fn prepare_completions(
     )
     .scoring_prompt(first.scores_prompt.then(|| vocabulary(&model)));
     let (jobs, delivery) = (request.jobs, request.delivery);
-    Ok(Box::new(Prepared { model, jobs, shape, delivery }))
+    Ok(Box::new(PreparedAnswer { model, jobs, shape, delivery }))
 }
 
 /// Stop strings, made ready once for all prompts and choices. They stay as long as the answer, so it pays for them.

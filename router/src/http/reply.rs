@@ -73,7 +73,7 @@ pub(super) struct ReplyChoice {
 }
 
 /// A request that was read and checked: who answers it, what, and how its answer looks.
-pub(super) struct Prepared<S> {
+pub(super) struct PreparedAnswer<S> {
     pub(super) model: Arc<ServedModel>,
     pub(super) jobs: Vec<Job>,
     pub(super) shape: S,
@@ -88,9 +88,9 @@ pub(super) struct Prepared<S> {
 pub(super) async fn send<S: Shape + Events>(
     app: &Arc<App>,
     call: &Call,
-    mut prepared: Box<Prepared<S>>,
+    mut prepared: Box<PreparedAnswer<S>>,
 ) -> Result<Response, Reject> {
-    let Prepared { model, jobs, shape, delivery } = &mut *prepared;
+    let PreparedAnswer { model, jobs, shape, delivery } = &mut *prepared;
     let (jobs, delivery) = (std::mem::take(jobs), *delivery);
     let num_choices = jobs.iter().map(|job| job.n as usize).sum();
     let scores_prompt = jobs.iter().any(|job| job.scores_prompt);
