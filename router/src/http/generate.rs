@@ -1,5 +1,6 @@
-//! `/v1/chat/completions` and `/v1/completions` from the first byte to the answer: read, parse, check, send.
+//! `/v1/chat/completions` from the first byte to the answer: read, parse, check, send. `/v1/completions` does the same in `continuing`.
 
+mod continuing;
 pub(in crate::http) mod facts;
 
 use std::pin::Pin;
@@ -9,6 +10,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::Value;
 
+pub(super) use self::continuing::completions;
 use self::facts::{facts, read_by};
 use crate::app::App;
 use crate::error::RouteError;
@@ -24,13 +26,12 @@ use crate::http::parse::params::{self, MAX_CHOICES};
 use crate::http::parse::template_fields;
 use crate::http::parse::token_ids::{Ids, IdsField};
 use crate::http::reply::chat::ChatReply;
-use crate::http::reply::completion::{CompletionReply, Echo};
 use crate::http::reply::events::Events;
 use crate::http::reply::logprobs::Vocabulary;
 use crate::http::reply::reject::Reject;
 use crate::http::reply::whole::Shape;
 use crate::http::reply::{self, AnswerHead, PreparedAnswer};
-use crate::http::{bad_words, chat, completions, grammar};
+use crate::http::{bad_words, chat, grammar};
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::limits::shares::Holder;
 use crate::process::background;
@@ -147,69 +148,6 @@ pub(super) async fn check_grammar(
     let limits = bad_words::limits(&model.engine, words, &request.job.sampling).await?;
     request.job.sampling.limits = limits;
     Ok(())
-}
-
-/// Continues one or several texts.
-pub(super) async fn completions(State(surface): State<Surface>, request: Request) -> Response {
-    match Call::of(&surface.app, &request) {
-        Ok(call) => {
-            let preparing = Box::pin(prepare_completions(&surface, request, &call));
-            call.finish(answered(&surface.app, &call, preparing).await)
-        }
-        Err(error) => Reject::from(error).into_response(),
-    }
-}
-
-async fn prepare_completions(
-    surface: &Surface,
-    request: Request,
-    call: &Call,
-) -> Result<Box<PreparedAnswer<CompletionReply>>, Reject> {
-    let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
-    let checked = read(surface, request, Some(PROMPT), move |read| {
-        let ReadBody { fields, ids, models, mut memory } = read;
-        let mut fields = fields.noting(&ignored);
-        let model = models.find(&app, &params::model_name(&mut fields)?)?;
-        let engine = &model.engine;
-        let facts = facts(engine, &app.config.parsers, None);
-        let request = completions::check(fields, ids, &facts)?;
-        let echo = request.echo.then(|| {
-            let texts = request
-                .jobs
-                .iter()
-                .map(|job| completions::echo_text(engine, &job.prompt, &mut memory));
-            texts.collect::<Result<Vec<_>, _>>()
-        });
-        let stop = stop_strings(&app, &request.stop)?.including(request.stop_included);
-        let echo = echo.transpose()?;
-        Ok((model, request, echo, stop, Arc::new(memory)))
-    });
-    let (model, mut request, echo, stop, memory) = checked.await?;
-    grammar::check(surface, call.holder(), request.grammar.take()).await?;
-    let words = std::mem::take(&mut request.bad_words);
-    let first = request.jobs.first().expect("a request has at least one prompt");
-    let limits = bad_words::limits(&model.engine, words, &first.sampling).await?;
-    let mut first_choice = 0;
-    for job in &mut request.jobs {
-        job.sampling.limits.clone_from(&limits);
-        call.apply(job, first_choice);
-        first_choice += job.n;
-        job.memory = Some(Arc::clone(&memory));
-        job.stop = stop.clone();
-    }
-    let echo = echo.map(|texts| Echo::new(texts, Arc::clone(&memory)));
-    drop(memory); // from here on it lasts as long as what it was charged for
-    let first = request.jobs.first().expect("a request has at least one prompt");
-    let shape = CompletionReply::new(
-        AnswerHead::of(&model, first),
-        request.jobs.len(),
-        first.n,
-        request.logprobs.map(|_| vocabulary(&model)),
-        echo,
-    )
-    .scoring_prompt(first.scores_prompt.then(|| vocabulary(&model)));
-    let (jobs, delivery) = (request.jobs, request.delivery);
-    Ok(Box::new(PreparedAnswer { model, jobs, shape, delivery }))
 }
 
 /// Stop strings, made ready once for all prompts and choices. They stay as long as the answer, so it pays for them.

@@ -288,3 +288,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_stall_is_believed_no_more_because_the_prior_has_faded() {
+    let mut fit = steady(&ROW_STEP, 300);
+    fit.observe(&PROMPT_STEP, 60_000.0);
+    let (learnt, ms) = (fit.cost().step_ms(&PROMPT_STEP), TRUE.step_ms(&PROMPT_STEP));
+    assert!(learnt < 10.0 * ms, "{learnt}");
+}
+
+#[test]
+fn a_millisecond_is_learnt_where_microseconds_were_the_rule() {
+    let prior = StepCost::from_vector([0.0, 1e-9, 0.0, 0.0, 0.0]);
+    let mut fit = StepFit::new(Some(prior), None);
+    (0..2_000).for_each(|_| fit.observe(&ROW_STEP, 1e-4));
+    (0..3_000).for_each(|_| fit.observe(&ROW_STEP, 1.0));
+    let learnt = fit.cost().step_ms(&ROW_STEP);
+    assert!((learnt - 1.0).abs() < 0.1, "{learnt}");
+}
