@@ -4,8 +4,9 @@
     make gpu OUT=FOLDER DRY=1      # everything small, on the CPU
     make gpu OUT=FOLDER ONLY='kernels,end to end'      # some stages; `machine` is always the first
 
-FOLDER gets run.json (machine, stages, tests), kernels.json, layers.json, rank.json, table.md and log.txt. Exit status:
-0, every stage went well; 1, some did not, and the output names them; 2, it could not begin, and the last line says why.
+FOLDER gets run.json (machine, stages, tests), engine.json, kernels.json, layers.json, rank.json, table.md and log.txt.
+Exit status: 0, every stage went well; 1, some did not, and the output names them; 2, it could not begin, and the last
+line says why.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ from bench.gpu.wheel import ROOT, NotReadyError, make_ready
 COMPILERS = min(16, os.cpu_count() or 1)
 FIRST = "machine"  # the stage
 MISSING = 3  # exit status of the first stage where the others cannot work
-OURS = ("run.json", "kernels.json", "layers.json", "rank.json", "table.md", "log.txt")
+OURS = (
+    "run.json",
+    "kernels.json",
+    "layers.json",
+    "rank.json",
+    "engine.json",
+    "table.md",
+    "log.txt",
+)
 CANNOT_BEGIN = 2
 DRY_TIMES = 10  # a dry run is a test among others: it may take as long as a busy machine makes it
 
@@ -64,6 +73,12 @@ def stages_of(out: Path, work: Path, *, dry: bool) -> list[Stage]:
             fatal=MISSING,
         ),
         Stage(
+            "engine",
+            45,
+            part("bench.gpu.engine_steps", file=out / "engine.json"),
+            json_of(out / "engine.json"),
+        ),
+        Stage(
             "kernel tests",
             120,
             tests(suites.KERNELS_DRY if dry else suites.KERNELS, kernel_tests),
@@ -73,35 +88,35 @@ def stages_of(out: Path, work: Path, *, dry: bool) -> list[Stage]:
     if not dry:
         compiling = [*python, "bench.gpu.compile", "--processes", str(COMPILERS)]
         found.append(
-            Stage("compile", 50, lambda left: [*compiling, "--budget-s", f"{left:.0f}"], dict)
+            Stage("compile", 45, lambda left: [*compiling, "--budget-s", f"{left:.0f}"], dict)
         )
     found += [
         Stage(
             "kernels",
-            140,
+            130,
             part("bench.kernels", file=out / "kernels.json"),
             json_of(out / "kernels.json"),
         ),
         Stage(
             "layers",
-            50,
+            40,
             part("bench.gpu.slices", "layers", file=out / "layers.json"),
             json_of(out / "layers.json"),
         ),
         Stage(
             "rank",
-            50,
+            40,
             part("bench.gpu.slices", "rank", file=out / "rank.json"),
             json_of(out / "rank.json"),
         ),
     ]
     if not dry:
         model = [*python, "bench.gpu.default_model"]
-        found.append(Stage("default model", 20, lambda _: model, dict))
+        found.append(Stage("default model", 15, lambda _: model, dict))
     found.append(
         Stage(
             "end to end",
-            80,
+            75,
             tests(suites.E2E_DRY if dry else suites.E2E, end_to_end),
             of_tests(end_to_end),
         )

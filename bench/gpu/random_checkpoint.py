@@ -1,7 +1,7 @@
-"""A DeepSeek-V3 checkpoint of random weights, made on the device when they are asked for: true sizes, no file.
+"""A checkpoint of random weights, made on the device when they are asked for: true sizes, no file.
 
-It goes through the loader that real ones go through. Matrices are in e4m3 with scales, as DeepSeek-R1 stores them,
-except those that the engine computes with in other types.
+It goes through the loader that real ones go through. Matrices of DeepSeek-V3 are in e4m3 with scales, as DeepSeek-R1
+stores them, except those that the engine computes with in other types; those of a llama are as its config says.
 """
 
 from __future__ import annotations
@@ -88,13 +88,43 @@ TINY_CONFIG: dict[str, Any] = R1_CONFIG | {
     "max_position_embeddings": 512,
 }
 
+# config.json of HuggingFaceTB/SmolLM2-135M-Instruct, likewise.
+SMOLLM2_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100_000,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+TINY_LLAMA_CONFIG: dict[str, Any] = SMOLLM2_CONFIG | {
+    "vocab_size": 90,
+    "hidden_size": 48,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+}
+
 
 class RandomCheckpoint(Checkpoint):
     """`raw` is a config.json. Equal seeds give equal weights."""
 
     def __init__(self, raw: Mapping[str, Any], device: torch.device, seed: int = 0) -> None:
         super().__init__("random", Path("random"), parse_config(raw))
-        self._infos = _infos(self.config, range(self.config.num_layers))
+        layers = range(self.config.num_layers)
+        family = _llama_infos if self.config.deepseek is None else _infos
+        self._infos = family(self.config, layers)
         self._device = device
         self._random = torch.Generator(device).manual_seed(seed)
 
@@ -168,6 +198,30 @@ def _infos(config: ModelConfig, layers: range) -> dict[str, TensorInfo]:
     add("model.norm.weight", (hidden,))
     add(HEAD, (config.vocab_size, hidden))
     return infos
+
+
+def _llama_infos(config: ModelConfig, layers: range) -> dict[str, TensorInfo]:
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+    for layer in layers:
+        prefix = f"model.layers.{layer}"
+        outputs = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        shapes |= {f"{prefix}.self_attn.{name}.weight": (n, hidden) for name, n in outputs.items()}
+        shapes |= {
+            f"{prefix}.self_attn.o_proj.weight": (hidden, q),
+            f"{prefix}.mlp.gate_proj.weight": (ffn, hidden),
+            f"{prefix}.mlp.up_proj.weight": (ffn, hidden),
+            f"{prefix}.mlp.down_proj.weight": (hidden, ffn),
+            f"{prefix}.input_layernorm.weight": (hidden,),
+            f"{prefix}.post_attention_layernorm.weight": (hidden,),
+        }
+    shapes["model.norm.weight"] = (hidden,)
+    size = torch.bfloat16.itemsize
+    return {
+        name: TensorInfo("random", "bfloat16", shape, math.prod(shape) * size)
+        for name, shape in shapes.items()
+    }
 
 
 def _attention(

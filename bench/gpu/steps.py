@@ -66,12 +66,12 @@ def run(name: str, model: Model, batch: Batch, clock: Clock) -> Row:
         "step_us": step_us,
         "gpu_us": times.us,
         "host_us": times.host_us,
-        "kernels": _by_kernel(lambda: model.forward(batch)),
+        "kernels": by_kernel(lambda: model.forward(batch)),
         "memory_bytes": torch.cuda.max_memory_allocated(),
     }
 
 
-def _by_kernel(call: Call, most: int = 12) -> list[Row] | str:
+def by_kernel(call: Call, most: int = 12) -> list[Row] | str:
     """What the profiler counts of one call: the kernels that took longest, and all others together."""
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from bench.gpu.engine_steps import DRY as DRY_ENGINE
+from bench.gpu.engine_steps import FULL as FULL_ENGINE
+from bench.gpu.engine_steps import case_name
 from bench.gpu.slices import DRY as DRY_PLAN
 from bench.gpu.slices import FULL as FULL_PLAN
 from bench.gpu.slices import Plan, step_names
@@ -49,6 +52,7 @@ class Results:
     kernels: Figures = field(default_factory=dict[str, Any])
     layers: Figures = field(default_factory=dict[str, Any])
     rank: Figures = field(default_factory=dict[str, Any])
+    engine: Figures = field(default_factory=dict[str, Any])
 
     @property
     def dry(self) -> bool:
@@ -61,12 +65,17 @@ def read(folder: Path) -> Results:
         return json.loads(path.read_text()) if path.exists() else {}
 
     return Results(
-        run=part("run"), kernels=part("kernels"), layers=part("layers"), rank=part("rank")
+        run=part("run"),
+        kernels=part("kernels"),
+        layers=part("layers"),
+        rank=part("rank"),
+        engine=part("engine"),
     )
 
 
 def render(results: Results) -> str:
     rows = [*_tests(results), *_ceilings(results), *_kernels(results), *_slices(results)]
+    rows += _engine(results)
     lines = [_origin(results), "", _line(COLUMNS), _line(["---"] * 3 + ["---:"] * 6)]
     return "\n".join([*lines, *(_line(row) for row in rows)]) + "\n"
 
@@ -188,6 +197,20 @@ def _slices(results: Results) -> Iterator[list[str]]:
                 how = f"{network['combine']}, {network['is']}, {network['network']}"
                 shape += f"; exchange {_number(network['step_us'])} us, {how}"
             yield [name, shape, _result(whole), _number(step.get("step_us"))]
+
+
+def _engine(results: Results) -> Iterator[list[str]]:
+    plan = DRY_ENGINE if results.dry else FULL_ENGINE
+    steps = {step["step"]: step for step in results.engine.get("steps", [])}
+    for sequences, drawn in plan.cases:
+        name = case_name(sequences, drawn=drawn)
+        step: Figures = steps.get(name, {})
+        shape = name
+        if "p50_ms" in step:
+            shape += f"; mean {_number(step['mean_ms'])} ms, p90 {_number(step['p90_ms'])} ms"
+            shape += f", CPU {_number(step['cpu_p50_ms'])} ms, {step['recorded']} of {step['steps']} recorded"
+        us = 1e3 * step["p50_ms"] if "p50_ms" in step else None
+        yield ["default model's shape, engine", shape, _result(step), _number(us)]
 
 
 def main() -> int:

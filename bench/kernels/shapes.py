@@ -144,7 +144,7 @@ def _small(shape: Shape) -> Shape:
         )
     return Shape(
         model=shape.model,
-        hidden=160,
+        hidden=544,  # enough columns that a product of few rows cuts them
         ffn=None if shape.ffn is None else 96,
         vocab=80,
         attention=attention,

@@ -48,7 +48,7 @@ def test_with_a_stage_that_is_none(
 ) -> None:
     assert begin(monkeypatch, "--out", str(tmp_path), "--only", "layers,kernel") == 2
     error = capsys.readouterr().err
-    assert "no stage is called 'kernel': they are machine, kernel tests, compile, kernels" in error
+    assert "no stage is called 'kernel': they are machine, engine, kernel tests, compile" in error
 
 
 def test_without_what_gpu_wheel_makes(

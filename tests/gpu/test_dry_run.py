@@ -15,7 +15,7 @@ from bench.gpu.__main__ import OURS
 from bench.gpu.wheel import ROOT
 
 LIMIT_BYTES = 16 << 20
-RATES = re.compile(r'"(us|host_us|step_us|gpu_us|bytes_per_s|flops_per_s|share)"')
+RATES = re.compile(r'"(us|host_us|step_us|gpu_us|p50_ms|bytes_per_s|flops_per_s|share)"')
 
 
 @pytest.mark.thorough
@@ -34,13 +34,13 @@ def test_a_dry_run_runs_every_stage_and_measures_nothing(tmp_path: Path) -> None
     assert sorted(file.name for file in out.iterdir()) == sorted(OURS)
     assert sum(file.stat().st_size for file in out.iterdir()) < LIMIT_BYTES
 
-    run, kernels, layers, rank = (
+    run, kernels, layers, rank, engine = (
         json.loads((out / f"{name}.json").read_text())
-        for name in ("run", "kernels", "layers", "rank")
+        for name in ("run", "kernels", "layers", "rank", "engine")
     )
     assert run["dry"] is True
     assert {stage["name"]: stage["status"] for stage in run["stages"]} == dict.fromkeys(
-        ("machine", "kernel tests", "kernels", "layers", "rank", "end to end"), "ok"
+        ("machine", "engine", "kernel tests", "kernels", "layers", "rank", "end to end"), "ok"
     )
     tests = [stage["figures"] for stage in run["stages"] if "figures" in stage]
     assert [counts["failed"] for counts in tests] == [0, 0]
@@ -50,9 +50,10 @@ def test_a_dry_run_runs_every_stage_and_measures_nothing(tmp_path: Path) -> None
     assert kernels["without_case"] == []
     assert kernels["left_out"] == []
     rows: list[dict[str, Any]] = [*kernels["cases"], *layers["steps"], *rank["steps"]]
+    rows += engine["steps"]
     assert len(rows) > 100
     assert all(row["dry"] is True and "failed" not in row for row in rows)
-    for name in ("kernels", "layers", "rank"):
+    for name in ("kernels", "layers", "rank", "engine"):
         assert RATES.search((out / f"{name}.json").read_text()) is None
 
     table = (out / "table.md").read_text()
