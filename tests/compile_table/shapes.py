@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ BLOCK_TOKENS = 64
 
 #: Rows and tokens of context of a step.
 FIRST_STEP = (5, 2000)
-#: Rows of a product that is not split into its parts.
+#: Rows of a product that is not split into its parts, and whose tiles are the larger ones.
 MANY = 2048
 #: Triton looks whether a number is 1 and whether 16 divides it. None of these may need other kernels than the first.
 OTHER_STEPS = ((1, 1), (16, 1024), (33, 5000))
@@ -49,14 +50,16 @@ class Dense:
     kv_heads: int
     dim: int
     vocab: int
+    dtype: torch.dtype = torch.bfloat16
 
     def step(self, rows: int, context: int) -> None:
+        empty = partial(torch.empty, dtype=self.dtype)
         qkv = empty(rows, self.heads + 2 * self.kv_heads, self.dim)
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         k_cache = empty(8, BLOCK_TOKENS, self.kv_heads, self.dim)
         v_cache = torch.empty_like(k_cache)
         positions = torch.arange(rows, dtype=torch.int32)
-        turns = empty(64, self.dim, dtype=torch.float32)
+        turns = torch.empty(64, self.dim)
         rope_and_store_kv(q, k, v, turns, positions, positions.long(), k_cache, v_cache)
         starts = torch.tensor([0, rows], dtype=torch.int32)
         paged_attention(
@@ -76,7 +79,8 @@ def deepseek_r1(rows: int, context: int) -> None:
     for cache_dtype in (torch.bfloat16, torch.float8_e4m3fn):
         latent_attention(cache_dtype, rows, context)
     for fp8 in (False, True):
-        mixture_of_experts(rows, fp8=fp8)
+        for more in (0, MANY):
+            mixture_of_experts(rows + more, fp8=fp8)
         exchange(rows, e4m3=fp8)
     for more in (0, MANY):
         fp8_linear(empty(rows + more, 7168), e4m3(2112, 7168))
@@ -151,6 +155,9 @@ def exchange(rows: int, *, e4m3: bool) -> None:
 
 
 MODELS: Mapping[str, Callable[[int, int], None]] = {
+    "SmolLM2": Dense(
+        hidden=576, heads=9, kv_heads=3, dim=64, vocab=49_152, dtype=torch.float32
+    ).step,
     "DeepSeek-R1": deepseek_r1,
     "Llama-8B": Dense(hidden=4096, heads=32, kv_heads=8, dim=128, vocab=128_256).step,
     "Llama-70B": Dense(hidden=8192, heads=64, kv_heads=8, dim=128, vocab=128_256).step,

@@ -102,10 +102,12 @@ def ways(run: Callable[[], object]) -> dict[tuple[object, ...], set[str]]:
     ) -> None:
         if kernel.fn.__name__ not in ("_linear_kernel", "_fp8_linear_kernel"):
             return
-        named = inspect.signature(kernel.fn).bind(*args, **constants).arguments
-        if grid[2] * named["parts"] > 1:
+        signature = inspect.signature(kernel.fn)
+        own = {name: x for name, x in constants.items() if name in signature.parameters}
+        named = signature.bind(*args, **own).arguments  # the others are Triton's
+        if grid[-1] * named["parts"] > 1:
             weight = named["weight_ptr"]
-            way = "split" if grid[2] > 1 else "whole"
+            way = "split" if grid[-1] > 1 else "whole"
             found.setdefault((weight.dtype, *weight.shape), set()).add(way)
 
     launched(run, note)

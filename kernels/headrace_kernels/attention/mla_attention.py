@@ -40,9 +40,9 @@ from headrace_kernels.attention.unseen import finite_or_nan, finite_or_nan_ref, 
 from headrace_kernels.interpret import INTERPRET, widen
 
 HALF_TILE = 256  # values of a latent that a program sums, at most
-KV_TILE = 32  # tokens; a guess, not tuned yet
+KV_TILE = 32  # tokens; this, STAGES and HOPPER are tuned on an H200
 SPAN = 1024  # tokens of one program, so that a long context fills the device; a guess
-STAGES = 2  # a guess, not tuned yet
+STAGES = 2
 
 
 class Tiles(NamedTuple):
@@ -55,8 +55,7 @@ class Tiles(NamedTuple):
 #: Four warps multiply 64 rows at once. So 128 heads and half a latent are one such product for each four warps, and the
 #: scores stay in the registers that the values are then multiplied from.
 HOPPER = Tiles(heads=128, heads_per_warp=16)
-#: On Blackwell sums lie in tensor memory and go through registers when they fade: more than these spill. Here as well
-#: as there a guess that compiles, not tuned yet.
+#: On Blackwell sums lie in tensor memory and go through registers when they fade: more than these spill. A guess.
 OTHERS = Tiles(heads=64, heads_per_warp=8)
 
 

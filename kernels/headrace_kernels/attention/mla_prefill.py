@@ -37,10 +37,10 @@ from headrace_kernels.dense.linear import linear
 from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.upload import upload
 
-ROWS_TILE = 128  # query rows in one program; a guess, not tuned yet
-KV_TILE = 64  # tokens; a guess, not tuned yet
+ROWS_TILE = 128  # query rows in one program; this, KV_TILE and LAUNCH are tuned on an H200
+KV_TILE = 64  # tokens
 SPAN = 1024  # tokens that are merged as one; a guess, not tuned yet
-LAUNCH = {"num_warps": 8, "num_stages": 2}  # a guess, not tuned yet
+LAUNCH = {"num_warps": 8, "num_stages": 3}
 LAUNCH_TOKENS = 4096  # tokens that are expanded at once: 256 MiB at DeepSeek-R1's sizes in bfloat16
 GATHER_TILE = 32  # tokens; a guess, not tuned yet
 

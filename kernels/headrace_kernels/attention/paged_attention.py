@@ -35,13 +35,26 @@ from headrace_kernels.interpret import INTERPRET
 from headrace_kernels.upload import upload
 
 ROWS_TILE = 16  # query rows that a plan puts together
-# Rows times heads of a group in one program, at most: the M of `tl.dot`. 16 heads and 16 rows took 2 KB of stack a
-# thread; bench/results/kernel_resources.json has the registers of this. A guess, not tuned yet.
-M_TILE = 128
-KV_TILE = 64  # tokens; a guess, not tuned yet
 SPAN = (
     1024  # tokens of one program, so that a long context fills the device; a guess, not tuned yet
 )
+# Of float32: three products of TF32 on tensor cores, as in linear.py. The scores of float32 products without them did
+# not fit into registers: 50 KB of stack a thread, and 1.1 ms for a row of 260 tokens.
+PRECISION = "tf32x3"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What a program multiplies at once. bench/results/kernel_resources.json has the registers."""
+
+    queries: int  # rows times heads of a group, at most: the M of `tl.dot`
+    tokens: int
+
+
+# By the bytes of an element; one plan for all rows. Tuned on an H200: more queries were as fast for a prompt, and took
+# 1.8 times as long for an answer.
+TILES = {2: Tiles(64, 32), 4: Tiles(16, 32)}
+MOST_QUERIES = 128  # of a group that has more heads than a tile has queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,7 @@ def _attend_span_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, GROUP_TILE: tl.constexpr,
     ROWS_TILE: tl.constexpr, ROWS: tl.constexpr, KV_TILE: tl.constexpr, SPAN: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     work = first_work + tl.program_id(0)
     parts: tl.constexpr = ROWS_TILE // ROWS  # of the tile; a program has one
@@ -151,7 +164,7 @@ def _attend_span_kernel(
             broken = token < 0  # of none
             if partly:
                 v, broken = finite_values(v)
-            scores = finite_or_nan(tl.dot(q, tl.trans(k), input_precision="ieee") * scale)
+            scores = finite_or_nan(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale)
             if partly:
                 scores = tl.where(broken[None, :], float("nan"), scores)
             scores = tl.where(token[None, :] <= position[:, None], scores, -float("inf"))
@@ -161,7 +174,7 @@ def _attend_span_kernel(
             p = tl.exp(scores - pivot[:, None])
             fade = tl.exp(best - pivot)
             total = total * fade + tl.sum(p, axis=1)
-            acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+            acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
             best = new_best
 
     seen = total > 0.0
@@ -200,9 +213,10 @@ def paged_attention(
     assert spans.rows.shape[1] == rows
     dim_tile = max(16, triton.next_power_of_2(dim))
     group_tile = triton.next_power_of_2(heads // kv_heads)
-    assert group_tile <= M_TILE, f"{heads // kv_heads} heads of a group are more than {M_TILE}"
-    rows_at_once = min(ROWS_TILE, M_TILE // group_tile)
-    options = {"num_warps": 8 if rows_at_once * group_tile == 128 else 4}
+    tiles = TILES[q.element_size()]
+    assert group_tile <= MOST_QUERIES, f"{heads // kv_heads} heads of a group are too many"
+    rows_at_once = max(1, min(ROWS_TILE, tiles.queries // group_tile))
+    options = {"num_warps": 8 if rows_at_once * group_tile >= 128 else 4}
     for launch in spans.launches:
         part = torch.empty(launch.parts, heads, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(launch.parts, heads, dtype=torch.float32, device=q.device)
@@ -210,8 +224,8 @@ def paged_attention(
             q, k_cache, v_cache, block_tables, seq_starts, context_lens, plan.tile_seq, plan.tile_row, spans.works,
             part, lse, scale, launch.works.start, spans.works.shape[1], block_tables.shape[1],
             HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile, BLOCK_TOKENS=block_tokens,
-            GROUP_TILE=group_tile, ROWS_TILE=ROWS_TILE, ROWS=rows_at_once, KV_TILE=KV_TILE, SPAN=SPAN,
-            INTERPRET=INTERPRET, **options,
+            GROUP_TILE=group_tile, ROWS_TILE=ROWS_TILE, ROWS=rows_at_once, KV_TILE=tiles.tokens, SPAN=SPAN,
+            PRECISION=PRECISION, INTERPRET=INTERPRET, **options,
         )  # fmt: skip
         of_rows = out[launch.rows.start : launch.rows.stop]
         merge_spans(part, lse, spans.rows, of_rows, first_row=launch.rows.start)

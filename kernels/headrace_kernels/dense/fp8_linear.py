@@ -25,12 +25,11 @@ import triton.language as tl
 from headrace_kernels.dense.fp8_quantise import BLOCK, quantise_rows, quantise_rows_ref, widened
 from headrace_kernels.dense.parts import parts_of
 from headrace_kernels.dense.sum_parts import sum_parts
+from headrace_kernels.dense.tiles import Tile
 from headrace_kernels.interpret import INTERPRET, narrow, widen
 
-# One plan for every row count; guesses, not tuned yet. A step along the columns is one block of scales.
-ROWS_TILE = 64
-OUT_TILE = 64
-TILE = (ROWS_TILE, OUT_TILE, BLOCK)
+# One plan for every row count; larger tiles were no faster on an H200. A step along the columns is one block of scales.
+TILE = Tile(64, 64, BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +113,14 @@ def fp8_linear(
     y = x.new_empty(rows, n_out, dtype=out_dtype or x.dtype)
     if not rows:
         return y
-    row_tiles, out_tiles = triton.cdiv(rows, ROWS_TILE), triton.cdiv(n_out, OUT_TILE)
+    row_tiles, out_tiles = triton.cdiv(rows, TILE.rows), triton.cdiv(n_out, TILE.outs)
     parts = parts_of(out_tiles, in_blocks)
-    split = parts.split(row_tiles, out_tiles)
+    split = parts.split(row_tiles * out_tiles)
     sums = y.new_empty(parts.count, rows, n_out, dtype=torch.float32) if split else y
     _fp8_linear_kernel[(out_tiles, row_tiles, parts.count if split else 1)](
         values, scale, weight.weight, weight.scale, weight.row_block, sums, rows, n_out, n_in, in_blocks,
         1 if split else parts.count, parts.steps,
-        ROWS_TILE=ROWS_TILE, OUT_TILE=OUT_TILE, BLOCK=BLOCK, INTERPRET=INTERPRET,
+        ROWS_TILE=TILE.rows, OUT_TILE=TILE.outs, BLOCK=BLOCK, INTERPRET=INTERPRET,
     )  # fmt: skip
     return sum_parts(sums, y) if split else y
 

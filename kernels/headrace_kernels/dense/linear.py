@@ -7,8 +7,11 @@ Cost: 2 * rows * in * out flops; weight bytes bound it below about 200 rows on a
 Source: the tiled product of Triton's tutorials; the fixed plan is ours.
 
 Batch invariance: cuBLAS chooses tile shapes and K splits by the number of rows, so the same row can give other bits in
-another batch. Here tile shapes and the order of sums along K (`parts.py`) are one plan for all row counts.
+another batch. Here the order of sums along K (`parts.py`) is one plan for all row counts, and tiles differ only where
+they give the same bits (`tiles.py`).
 """
+
+import dataclasses
 
 import torch
 import triton
@@ -16,30 +19,34 @@ import triton.language as tl
 
 from headrace_kernels.dense.parts import parts_of
 from headrace_kernels.dense.sum_parts import sum_parts
+from headrace_kernels.dense.tiles import Tile, near_tiles
 from headrace_kernels.interpret import INTERPRET, narrow
 
-# One plan for every row count; guesses that suit Hopper's shared memory, not tuned yet.
-ROWS_TILE = 64
-OUT_TILE = 64
-IN_TILE = 64
-FP32_TILE = 32  # rows and outputs of float32 products, which have no tensor cores: what a decode step lacks is computed
+# By the bytes of an element. Tuned on an H200, but for ENOUGH, which is a guess.
+FEW = {2: Tile(64, 64, 64, stages=4), 4: Tile(16, 32, 64, stages=4)}
+# For more rows than some: the largest step of a warm-up then compiles what others need.
+MANY = {2: Tile(128, 128, 64, warps=8, stages=4), 4: Tile(64, 32, 64)}
+ENOUGH = 128  # programs of large tiles: with fewer of them multiprocessors would be idle
+STAGES_OF_PARTS = 3  # a part has few steps, and more programs share a multiprocessor's memory
+# Of float32: three products of TF32 on tensor cores. As exact as multiplying in float32, and several times faster.
+PRECISION = "tf32x3"
 
 
-def tile_of(element_bytes: int) -> tuple[int, int, int]:
-    """Rows, outputs and columns."""
-    if element_bytes == 4:
-        return FP32_TILE, FP32_TILE, IN_TILE
-    return ROWS_TILE, OUT_TILE, IN_TILE
+def tile_of(element_bytes: int) -> Tile:
+    """The tile of few rows, by which columns are cut into parts."""
+    return FEW[element_bytes]
 
 
 @triton.jit(do_not_specialize=["rows", "parts", "part_steps"])
 def _linear_kernel(
     x_ptr, weight_ptr, y_ptr, rows, n_out, n_in, parts, part_steps,
-    ROWS_TILE: tl.constexpr, OUT_TILE: tl.constexpr, IN_TILE: tl.constexpr, INTERPRET: tl.constexpr,
+    ROWS_TILE: tl.constexpr, OUT_TILE: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64) * ROWS_TILE + tl.arange(0, ROWS_TILE)
-    out = tl.program_id(0).to(tl.int64) * OUT_TILE + tl.arange(0, OUT_TILE)
-    first = tl.program_id(2) * parts  # of the parts that this program walks
+    row_tile, out_tile = near_tiles(tl.program_id(0), rows, n_out, ROWS_TILE, OUT_TILE)
+    row = row_tile.to(tl.int64) * ROWS_TILE + tl.arange(0, ROWS_TILE)
+    out = out_tile.to(tl.int64) * OUT_TILE + tl.arange(0, OUT_TILE)
+    first = tl.program_id(1) * parts  # of the parts that this program walks
     total = tl.zeros((ROWS_TILE, OUT_TILE), dtype=tl.float32)
     for part in range(first, first + parts):
         acc = tl.zeros((ROWS_TILE, OUT_TILE), dtype=tl.float32)
@@ -56,9 +63,9 @@ def _linear_kernel(
             if INTERPRET:
                 x = x.to(tl.float32)
                 w = w.to(tl.float32)
-            acc = tl.dot(x, w, acc, input_precision="ieee")
+            acc = tl.dot(x, w, acc, input_precision=PRECISION)
         total += acc
-    at = tl.program_id(2) * rows + row  # of sums, one for each part
+    at = tl.program_id(1) * rows + row  # of sums, one for each part
     tl.store(
         y_ptr + at[:, None] * n_out + out[None, :],
         narrow(total, y_ptr.dtype.element_ty, INTERPRET),
@@ -76,16 +83,26 @@ def linear(
     y = x.new_empty(rows, n_out, dtype=out_dtype or x.dtype)
     if not rows:
         return y
-    rows_tile, out_tile, in_tile = tile_of(x.element_size())
-    row_tiles, out_tiles = triton.cdiv(rows, rows_tile), triton.cdiv(n_out, out_tile)
-    parts = parts_of(out_tiles, triton.cdiv(n_in, in_tile))
-    split = parts.split(row_tiles, out_tiles)
+    tile, many = tile_of(x.element_size()), MANY[x.element_size()]
+    parts = parts_of(triton.cdiv(n_out, tile.outs), triton.cdiv(n_in, tile.columns))
+    split = parts.split(_tiles(tile, rows, n_out))
     sums = y.new_empty(parts.count, rows, n_out, dtype=torch.float32) if split else y
-    _linear_kernel[(out_tiles, row_tiles, parts.count if split else 1)](
+    if not split and (
+        parts.count > 1 or (rows >= many.rows and _tiles(many, rows, n_out) >= ENOUGH)
+    ):
+        tile = many
+    elif split:
+        tile = dataclasses.replace(tile, stages=STAGES_OF_PARTS)
+    _linear_kernel[(_tiles(tile, rows, n_out), parts.count if split else 1)](
         x, weight, sums, rows, n_out, n_in, 1 if split else parts.count, parts.steps,
-        ROWS_TILE=rows_tile, OUT_TILE=out_tile, IN_TILE=in_tile, INTERPRET=INTERPRET,
+        ROWS_TILE=tile.rows, OUT_TILE=tile.outs, IN_TILE=tile.columns, PRECISION=PRECISION, INTERPRET=INTERPRET,
+        **tile.options,
     )  # fmt: skip
     return sum_parts(sums, y) if split else y
+
+
+def _tiles(tile: Tile, rows: int, n_out: int) -> int:
+    return triton.cdiv(rows, tile.rows) * triton.cdiv(n_out, tile.outs)
 
 
 def linear_ref(

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace_kernels.dense.tiles import Tile
+
 PROGRAMS = (
     256  # that one tile of rows becomes, about: two for each multiprocessor of an H100; not tuned
 )
@@ -28,9 +30,9 @@ class Parts:
     count: int
     steps: int  # of each; the last part may have fewer
 
-    def split(self, row_tiles: int, out_tiles: int) -> bool:
-        """Whether each part is a program of its own."""
-        return self.count > 1 and row_tiles * out_tiles * self.count <= MOST_PROGRAMS
+    def split(self, tiles: int) -> bool:
+        """Whether each part of so many tiles is a program of its own."""
+        return self.count > 1 and tiles * self.count <= MOST_PROGRAMS
 
 
 def parts_of(out_tiles: int, steps: int) -> Parts:
@@ -40,12 +42,11 @@ def parts_of(out_tiles: int, steps: int) -> Parts:
     return Parts(-(-steps // max(each, 1)), each)
 
 
-def part_bytes(rows: int, n_out: int, n_in: int, tile: tuple[int, int, int]) -> int:
-    """The most that sums of parts take in a product of up to so many rows; `tile` has rows, outputs and columns."""
-    rows_tile, out_tile, in_tile = tile
-    out_tiles = -(-n_out // out_tile)
-    parts = parts_of(out_tiles, -(-n_in // in_tile))
+def part_bytes(rows: int, n_out: int, n_in: int, tile: Tile) -> int:
+    """The most that sums of parts take in a product of up to so many rows."""
+    out_tiles = -(-n_out // tile.outs)
+    parts = parts_of(out_tiles, -(-n_in // tile.columns))
     if parts.count < 2 or not n_out:
         return 0
-    row_tiles = min(-(-rows // rows_tile), MOST_PROGRAMS // (out_tiles * parts.count))
-    return 4 * parts.count * min(rows, row_tiles * rows_tile) * n_out
+    row_tiles = min(-(-rows // tile.rows), MOST_PROGRAMS // (out_tiles * parts.count))
+    return 4 * parts.count * min(rows, row_tiles * tile.rows) * n_out

@@ -6,8 +6,8 @@ scale   [experts, blocks of out, ceil(in / 128)]  float32
 row_block  [out]                         int32; the row of `scale` that an output has, the same in every expert
 y       [pairs, out]  in the order of their experts (moe_permute.py); what is past the last expert's means nothing
 Cost: 2 * pairs * in * out flops; the weights of all experts that have rows bound it below some hundred rows each.
-Source: as fp8_linear.py and moe_grouped_linear.py, batch invariance too. Compiled for compute capability 9.0, not run
-on a GPU yet; e4m3 products need 8.9 at least.
+Source: as fp8_linear.py and moe_grouped_linear.py, batch invariance too. Run on an H200; e4m3 products need
+compute capability 8.9 at least.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,14 @@ from headrace_kernels.dense.fp8_quantise import (
     quantise_rows_ref,
     widened,
 )
+from headrace_kernels.dense.tiles import Tile
 from headrace_kernels.interpret import INTERPRET, narrow, widen
 from headrace_kernels.moe.grouped_linear import by_expert, most_tiles, tile_of_program
 from headrace_kernels.moe.permute import Permutation
 
-# One plan for every row count; guesses, not tuned yet. A step along the columns is one block of scales.
-ROWS_TILE = 64
-OUT_TILE = 64
+# Both give the same bits (dense/tiles.py). A step along the columns is one block of scales. Tuned on an H200.
+FEW = Tile(64, 64, BLOCK, stages=4)
+MANY = Tile(64, 128, BLOCK)  # where experts have as many rows each
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +139,15 @@ def fp8_grouped_linear(
     assert values.dtype == weight.weight.dtype and scale.shape == (len(x), triton.cdiv(n_in, BLOCK))
     y = x.new_empty(pairs, n_out, dtype=out_dtype or x.dtype)
     if pairs:
-        grid = (triton.cdiv(n_out, OUT_TILE), most_tiles(pairs, experts, ROWS_TILE))
+        tile = MANY if pairs >= MANY.rows * experts else FEW
+        options = tile.options
+        grid = (triton.cdiv(n_out, tile.outs), most_tiles(pairs, experts, tile.rows))
         _fp8_grouped_linear_kernel[grid](
             values, scale, weight.weight, weight.scale, weight.row_block, y, permutation.pairs, permutation.offsets,
             n_out, n_in, scale.shape[1], weight.scale.shape[1], permutation.places.shape[1],
             EXPERTS=experts, EXPERT_TILE=triton.next_power_of_2(experts), GATHER=gather,
-            ROWS_TILE=ROWS_TILE, OUT_TILE=OUT_TILE, BLOCK=BLOCK, INTERPRET=INTERPRET,
+            ROWS_TILE=tile.rows, OUT_TILE=tile.outs, BLOCK=BLOCK, INTERPRET=INTERPRET,
+            **options,
         )  # fmt: skip
     return y
 

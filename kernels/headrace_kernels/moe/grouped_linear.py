@@ -19,13 +19,13 @@ import triton
 import triton.language as tl
 
 from headrace_kernels.dense.linear import linear_ref
+from headrace_kernels.dense.tiles import Tile
 from headrace_kernels.interpret import INTERPRET, narrow
 from headrace_kernels.moe.permute import Permutation
 
-# One plan for every row count; guesses, not tuned yet.
-ROWS_TILE = 64
-OUT_TILE = 64
-IN_TILE = 64
+# Both give the same bits (dense/tiles.py). Tuned on an H200.
+FEW = Tile(64, 64, 64, stages=4)
+MANY = Tile(128, 256, 64, warps=8)  # where experts have as many rows each
 
 
 @triton.jit
@@ -99,11 +99,14 @@ def grouped_linear(
     assert x.is_contiguous() and weight.is_contiguous()
     y = x.new_empty(pairs, n_out)
     if pairs:
-        grid = (triton.cdiv(n_out, OUT_TILE), most_tiles(pairs, experts, ROWS_TILE))
+        tile = MANY if pairs >= MANY.rows * experts else FEW
+        options = tile.options
+        grid = (triton.cdiv(n_out, tile.outs), most_tiles(pairs, experts, tile.rows))
         _grouped_linear_kernel[grid](
             x, weight, y, permutation.pairs, permutation.offsets, n_out, n_in, permutation.places.shape[1],
             EXPERTS=experts, EXPERT_TILE=triton.next_power_of_2(experts), GATHER=gather,
-            ROWS_TILE=ROWS_TILE, OUT_TILE=OUT_TILE, IN_TILE=IN_TILE, INTERPRET=INTERPRET,
+            ROWS_TILE=tile.rows, OUT_TILE=tile.outs, IN_TILE=tile.columns, INTERPRET=INTERPRET,
+            **options,
         )  # fmt: skip
     return y
 

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from headrace_kernels.dense.fp8_linear import (
-    ROWS_TILE,
+    TILE,
     Fp8Matrix,
     fp8_linear,
     fp8_linear_ref,
@@ -74,7 +74,7 @@ def test_quantise_rows_is_exact(width: int, dtype: torch.dtype) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("rows", [0, 1, ROWS_TILE + 1])
+@pytest.mark.parametrize("rows", [0, 1, TILE.rows + 1])
 @pytest.mark.parametrize(("heights", "n_in"), [([128], 128), ([130, 7], 200), ([3], 5)])
 def test_fp8_linear(rows: int, heights: list[int], n_in: int, dtype: torch.dtype) -> None:
     x, matrix = draw(rows, n_in, dtype=dtype), draw_matrix(heights, n_in)
@@ -85,10 +85,10 @@ def test_fp8_linear(rows: int, heights: list[int], n_in: int, dtype: torch.dtype
 
 
 def test_a_row_of_an_fp8_product_does_not_depend_on_the_others() -> None:
-    x, matrix = draw(ROWS_TILE + 20, 200), draw_matrix([70], 200)
+    x, matrix = draw(TILE.rows + 20, 200), draw_matrix([70], 200)
     x[5] *= 1e6  # a stranger whose values are much larger
     together = fp8_linear(x, matrix)
-    for row in (0, ROWS_TILE - 1, ROWS_TILE + 19):
+    for row in (0, TILE.rows - 1, TILE.rows + 19):
         assert torch.equal(fp8_linear(x[row : row + 1], matrix)[0], together[row])
 
 
@@ -96,7 +96,7 @@ def test_a_row_of_an_fp8_product_does_not_depend_on_the_others() -> None:
 @pytest.mark.parametrize("gather", [True, False])
 def test_fp8_grouped_linear(gather: bool, dtype: torch.dtype) -> None:
     # Expert 0 has two tiles of rows, 1 none, 2 three rows, 3 one.
-    first = [0] * (ROWS_TILE + 1) + [2] * 3 + [3]
+    first = [0] * (TILE.rows + 1) + [2] * 3 + [3]
     ids = torch.tensor([[-1, e] for e in first], dtype=torch.int32, device=DEVICE)
     permutation = permute_ref(ids, 4)
     experts = fp8_experts([draw_matrix([40, 33], 200, seed=100 * e) for e in range(4)])

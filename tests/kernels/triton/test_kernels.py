@@ -13,14 +13,14 @@ pytest.importorskip("triton")
 
 from headrace_kernels.attention import span_plan
 from headrace_kernels.attention.paged_attention import (
-    KV_TILE,
     SPAN,
+    TILES,
     attention_plan,
     paged_attention,
     paged_attention_ref,
 )
 from headrace_kernels.attention.rope import rope_and_store_kv, rope_and_store_kv_ref
-from headrace_kernels.dense.linear import IN_TILE, OUT_TILE, ROWS_TILE, linear, linear_ref
+from headrace_kernels.dense.linear import linear, linear_ref, tile_of
 from headrace_kernels.dense.rms_norm import rms_norm, rms_norm_ref
 from headrace_kernels.dense.silu_mul import TILE as SILU_TILE
 from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_ref
@@ -28,6 +28,7 @@ from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_ref
 pytestmark = pytest.mark.matrix
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3}
+ROWS_TILE = tile_of(2).rows
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 
 
@@ -81,9 +82,7 @@ def test_rope_and_store_kv(heads: int, kv_heads: int, dim: int, dtype: torch.dty
 
 @dtypes
 @pytest.mark.parametrize("rows", [1, ROWS_TILE - 1, ROWS_TILE + 1])
-@pytest.mark.parametrize(
-    ("n_in", "n_out"), [(IN_TILE, OUT_TILE), (IN_TILE + 8, OUT_TILE + 3), (40, 7)]
-)
+@pytest.mark.parametrize(("n_in", "n_out"), [(64, 64), (72, 67), (40, 7)])
 def test_linear(rows: int, n_in: int, n_out: int, dtype: torch.dtype) -> None:
     x, weight = draw(rows, n_in, dtype=dtype), draw(n_out, n_in, dtype=dtype, seed=1)
     got, want = linear(x, weight), linear_ref(x, weight)
@@ -171,7 +170,7 @@ class Paged:
     ("heads", "kv_heads", "dim"), [(4, 4, 16), (9, 3, 64), (2, 1, 24), (32, 2, 16)]
 )
 def test_paged_attention(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
-    contexts, rows = [1, KV_TILE, KV_TILE + 1, 50, 40], [1, 1, 20, 50, 3]
+    contexts, rows = [1, TILES[2].tokens, TILES[2].tokens + 1, 50, 40], [1, 1, 20, 50, 3]
     paged = Paged(contexts, rows, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype)
     close(paged.run([0, 1, 2, 3, 4], contexts, rows), paged.reference())
 

@@ -4,6 +4,7 @@ Tolerances: float32 sums of a few hundred terms in another order differ by some 
 results by one or two roundings.
 """
 
+import dataclasses
 import itertools
 
 import pytest
@@ -21,9 +22,8 @@ from headrace_kernels.moe.dispatch import SingleRank
 from headrace_kernels.moe.experts import Experts, moe, moe_ref
 from headrace_kernels.moe.fp8_grouped_linear import Fp8Experts, fp8_experts
 from headrace_kernels.moe.grouped_linear import (
-    IN_TILE,
-    OUT_TILE,
-    ROWS_TILE,
+    FEW,
+    MANY,
     grouped_linear,
     grouped_linear_ref,
     most_tiles,
@@ -107,11 +107,11 @@ def test_permute(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @dtypes
 @pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize(
-    ("n_in", "n_out"), [(IN_TILE, OUT_TILE), (IN_TILE + 8, OUT_TILE + 3), (24, 7)]
+    ("n_in", "n_out"), [(FEW.columns, FEW.outs), (FEW.columns + 8, FEW.outs + 3), (24, 7)]
 )
 def test_grouped_linear(n_in: int, n_out: int, gather: bool, dtype: torch.dtype) -> None:
     # Expert 0 has two tiles of rows, 1 none, 2 three rows, 3 the rest.
-    first = [0] * (ROWS_TILE + 1) + [2] * 3 + [3] * 4
+    first = [0] * (FEW.rows + 1) + [2] * 3 + [3] * 4
     ids = torch.tensor([[e, -1] for e in first], dtype=torch.int32, device=DEVICE)
     permutation = permute_ref(ids, 5)
     x = draw(len(ids) if gather else ids.numel(), n_in, dtype=dtype)
@@ -126,8 +126,9 @@ def test_grouped_linear(n_in: int, n_out: int, gather: bool, dtype: torch.dtype)
 def test_there_are_programs_for_all_tiles(pairs: int, experts: int) -> None:
     worst = [1] * min(experts, pairs)  # as many partial tiles as there can be
     worst[0] += pairs - sum(worst)
-    assert sum(-(-n // ROWS_TILE) for n in worst) <= most_tiles(pairs, experts, ROWS_TILE)
-    assert most_tiles(pairs, experts, ROWS_TILE) <= pairs
+    for tile in (FEW, MANY):
+        assert sum(-(-n // tile.rows) for n in worst) <= most_tiles(pairs, experts, tile.rows)
+        assert most_tiles(pairs, experts, tile.rows) <= pairs
 
 
 @dtypes
@@ -190,7 +191,7 @@ def test_a_row_of_moe_does_not_depend_on_the_others(
     fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (moe_grouped_linear, fp8_grouped_linear):
-        monkeypatch.setattr(module, "ROWS_TILE", 16)
+        monkeypatch.setattr(module, "FEW", dataclasses.replace(module.FEW, rows=16))
     experts = layer(40, 24, routing_of(4, 2), dtype=torch.float32, fp8=fp8)
     x, residual = draw(40, 40), draw(40, 40, seed=5)
     together = moe(x, experts, residual)

@@ -8,6 +8,7 @@ without a case fails here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -397,7 +398,9 @@ def short_spans(run: Callable[[], object]) -> Callable[[], None]:
         with pytest.MonkeyPatch.context() as patch:
             for module in (absorbed, paged, prefill):
                 patch.setattr(module, "SPAN", SPAN)
-                patch.setattr(module, "KV_TILE", TILE)
+                if module is not paged:
+                    patch.setattr(module, "KV_TILE", TILE)
+            patch.setattr(paged, "TILES", {4: dataclasses.replace(paged.TILES[4], tokens=TILE)})
             run()
 
     return with_short_spans
