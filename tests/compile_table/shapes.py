@@ -84,6 +84,7 @@ def deepseek_r1(rows: int, context: int) -> None:
         exchange(rows, e4m3=fp8)
     for more in (0, MANY):
         fp8_linear(empty(rows + more, 7168), e4m3(2112, 7168))
+        linear(empty(rows + more, 7168), empty(129_280, 7168))
     for width in (7168, 1536):
         rms_norm(empty(rows, width), empty(width), 1e-6)
     masks(rows, 129_280)

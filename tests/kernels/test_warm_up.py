@@ -149,7 +149,7 @@ def test_prompts_fill_the_largest_step(rows: int, sequences: int, want: list[int
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_meet_no_kernel_that_was_not_warmed(kind: str, tmp_path: Path) -> None:
     model = of_kind(kind, tmp_path)
-    warming = of(model)
+    warming = of(model, rows=300, sequences=40)
     warmed = forms(lambda: warm_up(warming))
     assert len(warmed) >= 6
 

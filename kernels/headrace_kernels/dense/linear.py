@@ -25,7 +25,7 @@ from headrace_kernels.interpret import INTERPRET, narrow
 # By the bytes of an element. Tuned on an H200, but for ENOUGH, which is a guess.
 FEW = {2: Tile(64, 64, 64, stages=4), 4: Tile(16, 32, 64, stages=4)}
 # For more rows than some: the largest step of a warm-up then compiles what others need.
-MANY = {2: Tile(128, 128, 64, warps=8, stages=4), 4: Tile(64, 32, 64)}
+MANY = {2: Tile(128, 128, 64, warps=8, stages=4), 4: Tile(128, 32, 64, warps=8)}
 ENOUGH = 128  # programs of large tiles: with fewer of them multiprocessors would be idle
 STAGES_OF_PARTS = 3  # a part has few steps, and more programs share a multiprocessor's memory
 # Of float32: three products of TF32 on tensor cores. As exact as multiplying in float32, and several times faster.
