@@ -4,7 +4,7 @@ x       [rows, heads, in]   any strides but the last, which is 1
 weight  [heads, in, out]    any strides
 y       [rows, heads, out]
 Cost: 2 * rows * heads * in * out flops; the weight's bytes bound it below about 200 rows on an H200.
-Source: the tiled product of Triton's tutorials; the fixed plan is ours. Run on an H100.
+Source: the tiled product of Triton's tutorials; the fixed plan is ours. Run on an H100 and an H200.
 
 Batch invariance: tile shapes and the order of `in` are one plan for all row counts.
 """

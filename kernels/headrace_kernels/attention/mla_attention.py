@@ -11,7 +11,7 @@ out           [rows, heads, v_dim]
 Cost: 2 * heads * (2 * kv_lora + rope_dim) flops for a row and key, with two halves (below) 2 * heads * (3 * kv_lora +
 2 * rope_dim); reads each sequence's cache. With the 128 heads of DeepSeek-R1 the tensor cores are the bound, with few
 heads memory bandwidth is.
-Source: DeepSeek-V2 2024, section 2.1.3 (absorption). Run on an H100; compiled for 10.0 too.
+Source: DeepSeek-V2 2024, section 2.1.3 (absorption). Run on an H100 and an H200; compiled for 10.0 too.
 
 The key projection goes into the query and the value projection behind the sum, so that all heads attend over one key
 of kv_lora + rope_dim values, of which the first kv_lora are also the value. Any subset of a step's rows may be given.

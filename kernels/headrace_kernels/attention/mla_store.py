@@ -8,7 +8,7 @@ positions  [rows]  int32
 slots      [rows]  int64                       block * block_tokens + offset
 cache      [blocks, block_tokens, kv_lora + rope_dim]  normed latent, then turned key; float or e4m3
 Cost: reads q's rope parts and latent, writes the former back and one cache row; memory bandwidth is the bound.
-Source: DeepSeek-V2 2024, section 2.1; Su et al. 2021 for the turn. Run on an H100.
+Source: DeepSeek-V2 2024, section 2.1; Su et al. 2021 for the turn. Run on an H100 and an H200.
 
 Interleaved, values 2p and 2p + 1 turn by frequency p; otherwise values p and p + rope_dim / 2 do. Both stay where they
 are, in queries and keys alike. An e4m3 cache has the scale 1: values past 448 are cut off there, and

@@ -5,7 +5,7 @@ rows    [masked]                 int64, each row at most once
 masks   [masked, vocab/32 up]    int32, bit `t % 32` of word `t // 32` is set where token `t` may be chosen
 Cost: reads vocab / 8 bytes a masked row and writes what they forbid; logits are not read. Memory bandwidth is the bound
 where masks forbid much, launch time where there are few rows.
-Source: packed masks as xgrammar and llguidance have them; the kernel is ours. Run on an H100.
+Source: packed masks as xgrammar and llguidance have them; the kernel is ours. Run on an H100 and an H200.
 """
 
 import torch

@@ -4,7 +4,7 @@ x       [rows, in] where `gather`, else [pairs, in] in the order of their expert
 weight  [experts, out, in]
 y       [pairs, out]  in the order of their experts (moe_permute.py); what is past the last expert's means nothing
 Cost: 2 * pairs * in * out flops; the weights of all experts that have rows bound it below some hundred rows each.
-Source: grouped products as in MegaBlocks (Gale et al. 2023). Run on an H100.
+Source: grouped products as in MegaBlocks (Gale et al. 2023). Run on an H100 and an H200.
 
 How many rows an expert has is known to the device alone. As many programs start as tiles can be at most, and each finds
 its expert from `offsets`; those that are too many return at once.

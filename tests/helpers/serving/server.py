@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
+from headrace.worker.device import choose_device
+
 if TYPE_CHECKING:
     import openai
 
@@ -268,6 +270,11 @@ def serving(
     model: str | None, *flags: str, env: Mapping[str, str] | None = None
 ) -> Generator[Server]:
     """`headrace serve` on a free port, ready."""
+    if "--kv-memory" not in flags and choose_device("auto") == "cuda":
+        flags += (
+            "--kv-memory",
+            "4GiB",
+        )  # the first of several servers would take the GPU for itself
     server = Server("serve", *([] if model is None else [model]), "--port", "0", *flags, env=env)
     try:
         server.wait_ready()

@@ -12,8 +12,7 @@ pytest.importorskip("triton")
 
 from headrace_kernels.dense import linear as linear_module
 from headrace_kernels.dense import parts
-from headrace_kernels.dense.fp8_linear import TILE, fp8_linear, fp8_matrix
-from headrace_kernels.dense.fp8_quantise import quantise_rows, widened
+from headrace_kernels.dense.fp8_linear import TILE, fp8_linear, fp8_linear_ref, fp8_matrix
 from headrace_kernels.dense.linear import MANY, linear, tile_of
 from headrace_kernels.dense.parts import MOST_PROGRAMS, PROGRAMS, Parts, part_bytes, parts_of
 from headrace_kernels.dense.sum_parts import sum_parts, sum_parts_ref
@@ -66,9 +65,10 @@ def test_a_quantised_product_is_the_same_split_or_whole(
     x, matrix = draw(rows, n_in, dtype=torch.bfloat16), fp8_matrix([(weight, scale)])
     split, whole = both_ways(monkeypatch, lambda: fp8_linear(x, matrix))
     assert torch.equal(split, whole)
-    # Of the values that the product has: a device may round a value to the other neighbour than the reference does.
-    want = widened(*quantise_rows(x)) @ matrix.dequantised().T
-    torch.testing.assert_close(split, want.bfloat16(), rtol=2**-6, atol=1e-2 * n_in**0.5)
+    # Of a sum of e4m3 products Hopper's tensor cores keep some 14 bits (DeepSeek-V3 2024, 3.3.2).
+    want = fp8_linear_ref(x, matrix).float()
+    error = (split.float() - want).abs()
+    assert not rows or bool((error <= 2**-7 * want.abs() + 2e-3 * want.abs().max()).all())
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", pytest.param("e4m3", marks=NEEDS_E4M3)])
