@@ -44,7 +44,7 @@ PRECISION = "tf32x3"
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class QueryTile:
     """What a program multiplies at once. bench/results/kernel_resources.json has the registers."""
 
     queries: int  # rows times heads of a group, at most: the M of `tl.dot`
@@ -53,7 +53,7 @@ class Tiles:
 
 # By the bytes of an element; one plan for all rows. Tuned on an H200: more queries were as fast for a prompt, and took
 # 1.8 times as long for an answer.
-TILES = {2: Tiles(64, 32), 4: Tiles(16, 32)}
+TILES = {2: QueryTile(64, 32), 4: QueryTile(16, 32)}
 MOST_QUERIES = 128  # of a group that has more heads than a tile has queries
 
 

@@ -6,7 +6,8 @@ ids      [rows, top_k]    int32, ascending
 weights  [rows, top_k]    float32, of the expert in the same place
 counts   [experts]        int64; increased by the rows that chose each expert, where they are counted
 Cost: reads the logits, writes a few numbers; launch time is the bound for some hundred rows.
-Source: DeepSeek-V3 2024, section 2.1.2; the group limit as in DeepSeek-V2 2024, section 2.2.2. Run on an H100 and an H200.
+Source: DeepSeek-V3 2024, section 2.1.2; the group limit as in DeepSeek-V2 2024, section 2.2.2.
+Run on an H100 and an H200.
 
 Scores are sigmoids. A group's worth is the sum of its two best biased scores; experts outside of the best groups are
 never chosen, however low the others score. Equal scores go to the lowest id. Where any of a row's logits is no finite
