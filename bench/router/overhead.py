@@ -48,8 +48,9 @@ class Stack:
         step_ms: float,
         folder: Path,
         under: Sequence[str] = (),
+        flags: Sequence[str] = (),
     ) -> None:
-        """`under` is a command that runs the router, such as a profiler."""
+        """`under` is a command that runs the router, such as a profiler; `flags` are more of the router's."""
         socket = folder / f"w{step_ms}.sock"
         self.log = (folder / "router.log").open("a")
         self.router = subprocess.Popen(
@@ -60,6 +61,7 @@ class Stack:
                 "0",
                 "--worker-listen",
                 f"unix:{socket}",
+                *flags,
             ],
             stdout=subprocess.PIPE,
             stderr=self.log,
