@@ -14,7 +14,15 @@ pub(in crate::http) fn random() -> u64 {
 
 /// `prefix` and 32 hexadecimal digits.
 pub(in crate::http) fn name(prefix: &str) -> String {
-    format!("{prefix}{:016x}{:016x}", random(), random())
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut name = String::with_capacity(prefix.len() + 32);
+    name.push_str(prefix);
+    let bytes = [random(), random()].map(u64::to_be_bytes);
+    for byte in bytes.as_flattened() {
+        name.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        name.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    name
 }
 
 /// Seconds since 1970.
@@ -28,5 +36,13 @@ mod tests {
     fn names_differ() {
         let names: std::collections::HashSet<_> = (0..1000).map(|_| super::name("x-")).collect();
         assert_eq!(names.len(), 1000);
+        for name in &names {
+            let digits = name.strip_prefix("x-").unwrap();
+            assert!(digits.len() == 32 && u128::from_str_radix(digits, 16).is_ok(), "{name}");
+            assert_eq!(digits, digits.to_lowercase());
+        }
+        for digit in "0123456789abcdef".chars() {
+            assert!(names.iter().any(|name| name.ends_with(digit)), "{digit}");
+        }
     }
 }
