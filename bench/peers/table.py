@@ -1,4 +1,4 @@
-"""The tables of `docs/benchmarks.md` beside other routers, made from `bench/results/peers.json`.
+"""The tables of `docs/benchmarks.md` beside other routers, made from the files of `RESULTS`: of a case the first's.
 
 .venv/bin/python -m bench.peers.table            prints them
 .venv/bin/python -m bench.peers.table --write    writes them into the page
@@ -15,7 +15,9 @@ from typing import Any
 from bench.helpers import page
 from bench.helpers.report import ROOT
 
-RESULT = ROOT / "bench/results/peers.json"
+RESULTS = [
+    ROOT / f"bench/results/{name}.json" for name in ("peers_short", "peers", "peers_stalled")
+]
 COMMAND = "bench.peers.table --write"
 LIMIT_MARK = "†"
 NAMES = {
@@ -186,14 +188,26 @@ def table(result: Row) -> str:
     return "\n".join([*lines, *remarks(result)]).rstrip() + "\n"
 
 
+def tables(results: list[Row]) -> str:
+    """Of each run the cases that none before it has."""
+    shown: set[str] = set()
+    texts: list[str] = []
+    for result in results:
+        cases = {name: what for name, what in result["cases"].items() if name not in shown}
+        summary = [row for row in result["summary"] if row["case"] in cases]
+        shown |= set(cases)
+        texts.append(table(result | {"cases": cases, "summary": summary}))
+    return "\n".join(texts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("--result", type=Path, nargs="+", default=RESULTS)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    text = table(json.loads(args.result.read_text()))
+    text = tables([json.loads(path.read_text()) for path in args.result])
     if args.write:
         page.write(COMMAND, text)
     else:

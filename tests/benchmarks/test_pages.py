@@ -13,11 +13,8 @@ PAGE = page.PAGE.read_text()
 
 
 def test_the_tables_of_other_routers_are_those_of_their_result() -> None:
-    result = table.RESULT
-    wanted = (
-        table.table(json.loads(result.read_text())).strip() if result.exists() else page.NOTHING
-    )
-    assert page.split(PAGE, table.COMMAND)[1] == wanted
+    results = [json.loads(path.read_text()) for path in table.RESULTS]
+    assert page.split(PAGE, table.COMMAND)[1] == table.tables(results).strip()
 
 
 def test_the_table_of_budgets_is_that_of_their_file() -> None:
