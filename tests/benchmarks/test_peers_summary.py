@@ -176,7 +176,8 @@ def test_the_tables_show_medians_losses_and_what_is_missing() -> None:
         run("nginx", 0, router_us_a_token=5.0) | {"figures": {}, "why_not": "too few descriptors"},
     ]
     text = table.table(result(runs, not_installed={"dynamo": "no such file"}))
-    assert table.tables([result(runs), result(runs)]).count("| Headrace |") == 1
+    twice = table.tables([result(runs), result(runs)])  # of a case the first
+    assert twice.count("| Headrace |") == table.table(result(runs)).count("| Headrace |") > 0
     assert "| no router: a loop of writes | 3.50 (3 to 4) |" in text
     assert f"| Headrace | 10{table.LIMIT_MARK} |" in text
     assert "| nginx | not run |" in text
