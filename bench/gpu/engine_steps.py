@@ -76,7 +76,6 @@ class Served:
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self._plan = plan
-        self._device = device
         checkpoint = RandomCheckpoint(plan.raw, device)
         config = checkpoint.config
         self.backend = TorchBackend(
@@ -189,22 +188,24 @@ def main() -> int:
     rows: list[Row] = []
     report: Row = {"model": "SmolLM2-135M's shape, random weights", "dtype": plan.dtype}
     report |= {"prompt_tokens": plan.prompt, "steps": rows}
-    failed = False
     for sequences, drawn in plan.cases:
-        name = case_name(sequences, drawn=drawn)
-        if time.monotonic() >= end_at:
-            rows.append({"step": name, "left_out": "the budget was spent"})
-            continue
-        try:
-            rows.append(served.row(sequences, drawn=drawn, dry=args.dry))
-        except Exception as error:
-            failed = True
-            says = f"{type(error).__name__}: {error}".splitlines()[0]
-            rows.append({"step": name, "failed": says})
-            print(f"failed: {name}: {says}")
+        if time.monotonic() < end_at:
+            rows.append(_row(served, sequences, drawn=drawn, dry=args.dry))
+        else:
+            left_out = "the budget was spent"
+            rows.append({"step": case_name(sequences, drawn=drawn), "left_out": left_out})
         args.out.write_text(json.dumps(report, indent=1) + "\n")
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if failed else 0
+    return int(any("failed" in row for row in rows))
+
+
+def _row(served: Served, sequences: int, *, drawn: bool, dry: bool) -> Row:
+    """Of a case, or why there is none."""
+    try:
+        return served.row(sequences, drawn=drawn, dry=dry)
+    except Exception as error:
+        name, says = case_name(sequences, drawn=drawn), f"{type(error).__name__}: {error}"
+        print(f"failed: {name}: {says.splitlines()[0]}")
+        return {"step": name, "failed": says.splitlines()[0]}
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ another batch. Here the order of sums along K (`parts.py`) is one plan for all r
 they give the same bits (`tiles.py`).
 """
 
-import dataclasses
-
 import torch
 import triton
 import triton.language as tl
@@ -27,7 +25,8 @@ FEW = {2: Tile(64, 64, 64, stages=4), 4: Tile(16, 32, 64, stages=4)}
 # For more rows than some: the largest step of a warm-up then compiles what others need.
 MANY = {2: Tile(128, 128, 64, warps=8, stages=4), 4: Tile(128, 32, 64, warps=8)}
 ENOUGH = 128  # programs of large tiles: with fewer of them multiprocessors would be idle
-STAGES_OF_PARTS = 3  # a part has few steps, and more programs share a multiprocessor's memory
+# Of parts: they have few steps, and more programs share a multiprocessor's memory.
+SPLIT = {2: Tile(64, 64, 64), 4: Tile(16, 32, 64)}
 # Of float32: three products of TF32 on tensor cores. As exact as multiplying in float32, and several times faster.
 PRECISION = "tf32x3"
 
@@ -92,7 +91,7 @@ def linear(
     ):
         tile = many
     elif split:
-        tile = dataclasses.replace(tile, stages=STAGES_OF_PARTS)
+        tile = SPLIT[x.element_size()]
     _linear_kernel[(_tiles(tile, rows, n_out), parts.count if split else 1)](
         x, weight, sums, rows, n_out, n_in, 1 if split else parts.count, parts.steps,
         ROWS_TILE=tile.rows, OUT_TILE=tile.outs, IN_TILE=tile.columns, PRECISION=PRECISION, INTERPRET=INTERPRET,

@@ -28,6 +28,7 @@ from headrace_kernels.dense.tiles import Tile
 from headrace_kernels.interpret import INTERPRET, narrow, widen
 from headrace_kernels.moe.grouped_linear import by_expert, most_tiles, tile_of_program
 from headrace_kernels.moe.permute import Permutation
+from headrace_kernels.warming import forms_to_launch
 
 # Both give the same bits (dense/tiles.py). A step along the columns is one block of scales. Tuned on an H200.
 FEW = Tile(64, 64, BLOCK, stages=4)
@@ -139,16 +140,17 @@ def fp8_grouped_linear(
     assert values.dtype == weight.weight.dtype and scale.shape == (len(x), triton.cdiv(n_in, BLOCK))
     y = x.new_empty(pairs, n_out, dtype=out_dtype or x.dtype)
     if pairs:
-        tile = MANY if pairs >= MANY.rows * experts else FEW
-        options = tile.options
-        grid = (triton.cdiv(n_out, tile.outs), most_tiles(pairs, experts, tile.rows))
-        _fp8_grouped_linear_kernel[grid](
-            values, scale, weight.weight, weight.scale, weight.row_block, y, permutation.pairs, permutation.offsets,
-            n_out, n_in, scale.shape[1], weight.scale.shape[1], permutation.places.shape[1],
-            EXPERTS=experts, EXPERT_TILE=triton.next_power_of_2(experts), GATHER=gather,
-            ROWS_TILE=tile.rows, OUT_TILE=tile.outs, BLOCK=BLOCK, INTERPRET=INTERPRET,
-            **options,
-        )  # fmt: skip
+        chosen = MANY if pairs >= MANY.rows * experts else FEW
+        for tile in forms_to_launch(chosen, (FEW, MANY)):
+            options = tile.options
+            grid = (triton.cdiv(n_out, tile.outs), most_tiles(pairs, experts, tile.rows))
+            _fp8_grouped_linear_kernel[grid](
+                values, scale, weight.weight, weight.scale, weight.row_block, y, permutation.pairs, permutation.offsets,
+                n_out, n_in, scale.shape[1], weight.scale.shape[1], permutation.places.shape[1],
+                EXPERTS=experts, EXPERT_TILE=triton.next_power_of_2(experts), GATHER=gather,
+                ROWS_TILE=tile.rows, OUT_TILE=tile.outs, BLOCK=BLOCK, INTERPRET=INTERPRET,
+                **options,
+            )  # fmt: skip
     return y
 
 

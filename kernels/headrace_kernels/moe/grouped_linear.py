@@ -22,6 +22,7 @@ from headrace_kernels.dense.linear import linear_ref
 from headrace_kernels.dense.tiles import Tile
 from headrace_kernels.interpret import INTERPRET, narrow
 from headrace_kernels.moe.permute import Permutation
+from headrace_kernels.warming import forms_to_launch
 
 # Both give the same bits (dense/tiles.py). Tuned on an H200.
 FEW = Tile(64, 64, 64, stages=4)
@@ -99,15 +100,16 @@ def grouped_linear(
     assert x.is_contiguous() and weight.is_contiguous()
     y = x.new_empty(pairs, n_out)
     if pairs:
-        tile = MANY if pairs >= MANY.rows * experts else FEW
-        options = tile.options
-        grid = (triton.cdiv(n_out, tile.outs), most_tiles(pairs, experts, tile.rows))
-        _grouped_linear_kernel[grid](
-            x, weight, y, permutation.pairs, permutation.offsets, n_out, n_in, permutation.places.shape[1],
-            EXPERTS=experts, EXPERT_TILE=triton.next_power_of_2(experts), GATHER=gather,
-            ROWS_TILE=tile.rows, OUT_TILE=tile.outs, IN_TILE=tile.columns, INTERPRET=INTERPRET,
-            **options,
-        )  # fmt: skip
+        chosen = MANY if pairs >= MANY.rows * experts else FEW
+        for tile in forms_to_launch(chosen, (FEW, MANY)):
+            options = tile.options
+            grid = (triton.cdiv(n_out, tile.outs), most_tiles(pairs, experts, tile.rows))
+            _grouped_linear_kernel[grid](
+                x, weight, y, permutation.pairs, permutation.offsets, n_out, n_in, permutation.places.shape[1],
+                EXPERTS=experts, EXPERT_TILE=triton.next_power_of_2(experts), GATHER=gather,
+                ROWS_TILE=tile.rows, OUT_TILE=tile.outs, IN_TILE=tile.columns, INTERPRET=INTERPRET,
+                **options,
+            )  # fmt: skip
     return y
 
 

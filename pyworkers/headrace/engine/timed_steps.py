@@ -39,7 +39,7 @@ def time_steps(
 
     def timed_s(tokens: int, context: int) -> float:
         all_begin(lockstep, begins=True)
-        batch = made_up_batch([context], [tokens], model.block_tokens, num_blocks)
+        batch = made_up_batch([context], [tokens], model, num_blocks)
         began_s = clock()
         with inference_mode():
             model.forward(batch)

@@ -3,7 +3,9 @@
 A kernel is compiled for the types and sizes of the model and for its own constants, not for the number of rows or the
 length of contexts. So a few steps of each kind reach them all. Rows decide one thing: a product whose columns are cut
 (`dense/parts.py`) stores sums of parts for few rows and results for many. A step of one row and one of the most rows,
-of several prompts where a context ends before, reach both. They write into blocks that nobody has yet.
+of several prompts where a context ends before, reach both. Its tokens differ, so that all ranks of a group get rows for
+their experts; how many is nobody's choice, so that is launched in every form (`headrace_kernels/warming.py`). They
+write into blocks that nobody has yet.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from headrace.engine.sampling.logits import Draws, TokenIds
 from headrace.engine.step.lockstep import Lockstep, RankLoad
 from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.torch_if_loaded import inference_mode, out_of_memory
+from headrace_kernels.warming import every_form
 
 if TYPE_CHECKING:
     from headrace.models import Model
@@ -53,12 +56,14 @@ class WarmUp:
         one, all_at_once = self._batch([2], [1]), self._batch([2] * answers, [1] * answers)
         mixed = self._batch([max(1, tokens - 1), 2], [max(1, tokens - 1), 1])
         steps: list[tuple[str, Callable[[], object]]] = []
-        for name, batch in (
+        batches = [
             ("as many prompt rows as there may be", self._batch(prompts, prompts)),
             ("one answer", one),
-            ("as many answers as there may be", all_at_once),
             ("a prompt beside an answer", mixed),
-        ):
+        ]
+        if answers > 1:  # the same step again would be recorded, in every form
+            batches.insert(2, ("as many answers as there may be", all_at_once))
+        for name, batch in batches:
             steps.append((name, partial(self.model.forward, batch)))
             if self.model.drafts:
                 steps.append((f"drafts after {name}", partial(self._draft, batch)))
@@ -66,7 +71,7 @@ class WarmUp:
         return steps
 
     def _batch(self, contexts: list[int], counts: list[int]) -> Batch:
-        return made_up_batch(contexts, counts, self.model.block_tokens, self.num_blocks)
+        return made_up_batch(contexts, counts, self.model, self.num_blocks)
 
     def _draft(self, batch: Batch) -> None:
         """A pass over known rows, and one that goes on from it."""
@@ -120,10 +125,9 @@ class WarmUp:
         return torch.from_numpy(made_up).to(self.model.ahead_on)
 
 
-def made_up_batch(
-    contexts: list[int], counts: list[int], block_tokens: int, num_blocks: int
-) -> Batch:
-    """Sequences that end with so many new rows; those of one row are answers."""
+def made_up_batch(contexts: list[int], counts: list[int], model: Model, num_blocks: int) -> Batch:
+    """Sequences that end with so many new rows, of other tokens each; those of one row are answers."""
+    block_tokens = model.block_tokens
     most = -(-max(contexts) // block_tokens)
     starts = np.concatenate(([0], np.cumsum(counts)))
     owner = np.arange(len(counts)).repeat(counts)
@@ -131,7 +135,7 @@ def made_up_batch(
     tables = np.arange(len(counts) * most).reshape(-1, most) % num_blocks
     slots = tables[owner, positions // block_tokens] * block_tokens + positions % block_tokens
     return Batch(
-        tokens=np.zeros(len(owner), dtype=np.int32),
+        tokens=np.arange(len(owner), dtype=np.int32) % model.vocab_size,
         positions=positions.astype(np.int32),
         slots=slots.astype(np.int64),
         seq_starts=starts.astype(np.int32),
@@ -156,7 +160,7 @@ def warm_up(
     """
     steps = warming.steps()
     began_s = clock()
-    with inference_mode():
+    with inference_mode(), every_form():
         for done, (name, step) in enumerate(steps):
             spent_s = clock() - began_s
             if not all_begin(lockstep, spent_s < limit_s):
