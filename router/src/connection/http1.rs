@@ -10,7 +10,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use axum::http::Method;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
@@ -94,22 +94,39 @@ async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End 
     let mut draining = false;
     let handling = loop {
         let turn = poll_fn(|context| {
-            while Pin::new(&mut connection).poll(context).is_pending() {
-                let mut handled = handled.lock().expect("no holder panics");
-                let Some(handling) = &mut *handled else { return Poll::Pending };
-                // hyper has flushed all of what came before, unless the socket is full
-                let is_flushed = !socket.unflushed.load(Relaxed);
-                match handling.poll(is_flushed, context) {
-                    AnswerStep::Waits => return Poll::Pending,
-                    AnswerStep::Leaves => return Poll::Ready(handled.take().map(Box::new)),
-                    AnswerStep::Answered => {
-                        if let Some(handling) = handled.take() {
-                            handling.give_to_hyper(socket, clients); // which sends it in its next turn
+            let mut quiet = Context::from_waker(Waker::noop());
+            loop {
+                // The handler takes the body out of hyper's hands in this same turn. Would that wake this task, it went to
+                // the end of the queue and woke another thread for it.
+                if Pin::new(&mut connection).poll(&mut quiet).is_ready() {
+                    return Poll::Ready(None);
+                }
+                let mut in_hand = handled.lock().expect("no holder panics");
+                let waits = in_hand.is_some();
+                if let Some(handling) = &mut *in_hand {
+                    // hyper has flushed all of what came before, unless the socket is full
+                    let is_flushed = !socket.unflushed.load(Relaxed);
+                    match handling.poll(is_flushed, context) {
+                        AnswerStep::Waits => {}
+                        AnswerStep::Leaves => return Poll::Ready(in_hand.take().map(Box::new)),
+                        AnswerStep::Answered => {
+                            if let Some(handling) = in_hand.take() {
+                                handling.give_to_hyper(socket, clients); // which sends it in its next turn
+                            }
+                            continue;
                         }
                     }
                 }
+                drop(in_hand);
+                // Now that hyper has done what it could, it is to be woken for the rest.
+                if Pin::new(&mut connection).poll(context).is_ready() {
+                    return Poll::Ready(None);
+                }
+                let came = !waits && handled.lock().expect("no holder panics").is_some();
+                if !came {
+                    return Poll::Pending;
+                }
             }
-            Poll::Ready(None)
         });
         tokio::select! {
             biased; // what has come is read first: a router that has much to do may be later than the client
