@@ -116,6 +116,17 @@ impl Guarded {
         }
     }
 
+    /// Waits for bytes of the client, or for its end, and reads nothing of it.
+    pub(super) fn poll_heard(&self, context: &mut Context<'_>) -> Poll<()> {
+        if self.is_over || !self.begin.is_empty() {
+            return Poll::Ready(());
+        }
+        match self.socket.wire().stream.plain() {
+            Some(socket) => socket.poll_read_ready(context).map(|_| ()), // of an error the reader hears
+            None => Poll::Ready(()), // TLS may hold bytes that are no longer in the socket
+        }
+    }
+
     fn watch<T>(
         &mut self,
         context: &mut Context<'_>,

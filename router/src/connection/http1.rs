@@ -41,7 +41,12 @@ pub(super) async fn serve(mut io: Guarded, socket: &Arc<Socket>, clients: &Arc<C
             End::Left(back, handling) => (back, handling),
         };
         io = back;
-        if !handling.finish(&mut io, socket, clients).await {
+        if let Some(handling) = handling
+            && !handling.finish(&mut io, socket, clients).await
+        {
+            return;
+        }
+        if !asks_again(&io, socket, clients).await {
             return;
         }
     }
@@ -51,16 +56,30 @@ pub(super) async fn serve(mut io: Guarded, socket: &Arc<Socket>, clients: &Arc<C
     }
 }
 
+/// Waits for the next request, without hyper, which takes room to read before there is anything to be read. False: the
+/// connection is over.
+async fn asks_again(io: &Guarded, socket: &Socket, clients: &Clients) -> bool {
+    tokio::select! {
+        biased; // what has come is answered, also where the drain came at the same time
+        () = poll_fn(|context| io.poll_heard(context)) => true,
+        () = socket.late(clients.app.config.http.header_timeout) => false,
+        () = socket.evicted() => false,
+        () = clients.stopper.draining() => false,
+    }
+}
+
 /// How it ends that hyper serves a connection.
 enum End {
     Closed,
     /// The client is too late with its request.
     Late,
-    /// Hyper read all of a request, has nothing to write, and would only wait for the answer.
-    Left(Guarded, Box<Handling>),
+    /// Hyper read all of a request, has nothing to write, and would only wait: for the answer, or after it for the next
+    /// request.
+    Left(Guarded, Option<Box<Handling>>),
 }
 
-/// Serves as hyper does, up to the next request whose answer has to be waited for, or is a stream of events.
+/// Serves as hyper does, up to the next request whose answer has to be waited for, or is a stream of events, or to where the
+/// client has all answers.
 async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End {
     let handled: Mutex<Option<Handling>> = Mutex::new(None);
     let is_plain = socket.wire().stream.plain().is_some();
@@ -92,6 +111,7 @@ async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End 
     let mut late = pin!(socket.late(clients.app.config.http.header_timeout));
     let mut gone = pin!(socket.gone());
     let mut draining = false;
+    let mut may_rest = false;
     let handling = loop {
         let turn = poll_fn(|context| {
             let mut quiet = Context::from_waker(Waker::noop());
@@ -108,9 +128,12 @@ async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End 
                     let is_flushed = !socket.unflushed.load(Relaxed);
                     match handling.poll(is_flushed, context) {
                         AnswerStep::Waits => {}
-                        AnswerStep::Leaves => return Poll::Ready(in_hand.take().map(Box::new)),
+                        AnswerStep::Leaves => {
+                            return Poll::Ready(Some(in_hand.take().map(Box::new)));
+                        }
                         AnswerStep::Answered => {
                             if let Some(handling) = in_hand.take() {
+                                may_rest = handling.may_leave();
                                 handling.give_to_hyper(socket, clients); // which sends it in its next turn
                             }
                             continue;
@@ -122,7 +145,11 @@ async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End 
                 if Pin::new(&mut connection).poll(context).is_ready() {
                     return Poll::Ready(None);
                 }
-                let came = !waits && handled.lock().expect("no holder panics").is_some();
+                let in_hand = handled.lock().expect("no holder panics").is_some();
+                if !in_hand && may_rest && socket.resting_since().is_some() {
+                    return Poll::Ready(Some(None));
+                }
+                let came = in_hand && !waits;
                 if !came {
                     return Poll::Pending;
                 }

@@ -1,6 +1,6 @@
 //! What a request holds while it waits: thousands do so at once.
 
-use super::fake_worker::Event;
+use super::fake_worker::{EOS, Event};
 use super::*;
 
 /// Requests that are measured, behind as many that are there already.
@@ -55,6 +55,44 @@ fn a_request_that_waits_holds_little_of_what_it_took_to_read_and_to_place_it() {
                 let bytes = held(path, &body, room).await;
                 assert!(bytes < most, "{path} holds {bytes} bytes while it waits for {what}");
             }
+        }
+    });
+}
+
+/// What a connection holds after its answer, the test's own end of it included.
+async fn held_at_rest(head: &str, body: &str, generates: bool) -> usize {
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+    let mut connections = Vec::with_capacity(2 * MANY);
+    let mut measure = Measure::begin();
+    for number in 0..2 * MANY {
+        if number == MANY {
+            measure = Measure::begin();
+        }
+        let mut connection = router.connect().await;
+        connection.request(head, body.as_bytes()).await;
+        if generates {
+            let request = worker.submitted().await.request;
+            worker.gives(request, &[EOS], Some(Finish::Stop));
+        }
+        connection.reply().await;
+        connections.push(connection);
+    }
+    measure.grown() / MANY
+}
+
+#[test]
+fn a_connection_that_rests_after_an_answer_holds_no_room_to_read_the_next_request() {
+    run(async {
+        let asks = |stream| json!({"model": MODEL, "prompt": "hi", "stream": stream}).to_string();
+        let post = format!("POST /v1/completions HTTP/1.1\r\n{JSON}");
+        for (head, body, generates) in [
+            (post.as_str(), asks(false), true),
+            (&post, asks(true), true),
+            (&post, "{}".into(), false), // 400
+            ("GET /health HTTP/1.1", String::new(), false),
+        ] {
+            let bytes = held_at_rest(head, &body, generates).await;
+            assert!(bytes < 7_000, "{head} {body}: {bytes} bytes");
         }
     });
 }

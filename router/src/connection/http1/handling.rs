@@ -24,7 +24,7 @@ type Handler = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>
 pub(super) struct Handling {
     answer: Answer,
     answering: Arc<Answering>,
-    /// The answer can be written here, and not only by hyper.
+    /// Its answer can be written here, and not only by hyper, which can be had again for the next request.
     may_leave: bool,
     /// The client asks for nothing after this.
     is_last: bool,
@@ -66,13 +66,18 @@ impl Handling {
             self.answering.answered(is_event_stream(&answer));
             self.answer = Answer::Came(answer);
         }
-        let may_leave = self.may_leave && self.answering.is_read();
+        let may_leave = self.may_leave();
         if let Answer::Came(answer) = &self.answer
             && !(may_leave && is_direct(answer))
         {
             return AnswerStep::Answered;
         }
         if may_leave && is_flushed { AnswerStep::Leaves } else { AnswerStep::Waits }
+    }
+
+    /// Hyper has nothing more to read of it. What it would read next would be taken for the next request.
+    pub(super) fn may_leave(&self) -> bool {
+        self.may_leave && self.answering.is_read()
     }
 
     /// For an answer that came.

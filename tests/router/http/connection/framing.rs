@@ -120,3 +120,25 @@ async fn one_host_is_enough_however_it_is_written() {
     let chunks = "POST /detokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
     assert_ne!(raw(&router, chunks.as_bytes()).await.0.error()["code"], "bad_framing");
 }
+
+#[tokio::test]
+async fn a_body_that_comes_after_its_answer_is_no_request() {
+    let router = TestRouter::start(args()).await;
+    let inside = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let mut connection = router.connect().await;
+    let head = format!(
+        "POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+        inside.len()
+    );
+    connection.stream.write_all(head.as_bytes()).await.unwrap();
+    assert_eq!(connection.reply().await.status, 404, "nothing of its body is needed for that");
+    // The client may find its connection closed.
+    let _ = connection.stream.write_all(inside.as_bytes()).await;
+    let _ = connection
+        .stream
+        .write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .await;
+    let answers = String::from_utf8(connection.until_closed().await).unwrap();
+    assert!(!answers.contains("version"), "{answers}");
+    assert!(answers.matches("HTTP/1.1 ").count() <= 1, "{answers}");
+}

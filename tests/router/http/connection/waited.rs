@@ -1,11 +1,14 @@
 //! Answers over HTTP/1.1 that have to be waited for: written past hyper, and no client can tell.
 
+use std::time::Duration;
+
+use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::{Failed, FailureKind, Finish, Frame, RequestId};
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 
 use super::super::client::{Connection, Reply, TestRouter, args};
-use crate::fake_worker::{Behaviour, EOS, FakeWorker, MODEL, letters, metric, until};
+use crate::fake_worker::{Behaviour, EOS, FakeWorker, MODEL, letters, metric, passes, until};
 
 const HEAD: &str = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
 
@@ -96,6 +99,33 @@ async fn a_connection_is_kept_unless_its_client_or_the_router_ends_it() {
     router.drain();
     let reply = answered(&mut connection, &worker, request, "b").await;
     assert_eq!(reply.header("connection"), Some("close"));
+    assert_eq!(connection.closed().await, 0);
+}
+
+#[tokio::test]
+async fn after_an_answer_it_rests_until_the_next_request_begins_or_the_router_drains() {
+    let args = RouterArgs { header_timeout_ms: 200, ..args() };
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args).await;
+    let mut connection = router.connect().await;
+    for stream in [false, true] {
+        let body = json!({"model": MODEL, "prompt": "x", "stream": stream}).to_string();
+        connection.request(HEAD, body.as_bytes()).await;
+        let request = worker.submitted().await.request;
+        worker.gives(request, &[EOS], Some(Finish::Stop));
+        assert_eq!(connection.reply().await.status, 200, "stream: {stream}");
+        passes(Duration::from_millis(500)).await;
+    }
+    let request = asked(&mut connection, &mut worker, HEAD).await;
+    answered(&mut connection, &worker, request, "a").await;
+    passes(Duration::from_millis(500)).await;
+    connection.stream.write_all(b"GET /health HTTP/1.1\r\nX-Slow: ").await.unwrap();
+    assert_eq!(connection.reply().await.status, 408, "from its first byte on");
+    connection.closed().await;
+
+    let mut connection = router.connect().await;
+    let request = asked(&mut connection, &mut worker, HEAD).await;
+    answered(&mut connection, &worker, request, "a").await;
+    router.drain();
     assert_eq!(connection.closed().await, 0);
 }
 
