@@ -57,14 +57,14 @@ fn prompts(c: &mut Criterion) {
     };
     group.bench_function("short chat, whole way", |b| {
         b.iter_batched(
-            || Prompt::Chat(short.clone()),
+            || Prompt::Chat(Box::new(short.clone())),
             |prompt| runtime.block_on(engine.encode(prompt)).expect("it is valid"),
             BatchSize::SmallInput,
         );
     });
     group.bench_function("20 turns, all but the last cached", |b| {
         b.iter_batched(
-            || Prompt::Chat(chat(20)),
+            || Prompt::Chat(Box::new(chat(20))),
             |prompt| runtime.block_on(engine.encode(prompt)).expect("it is valid"),
             BatchSize::SmallInput,
         );
@@ -72,7 +72,7 @@ fn prompts(c: &mut Criterion) {
     let uncached = self::engine(BYTE_LEVEL, 0);
     group.bench_function("20 turns, without cache", |b| {
         b.iter_batched(
-            || Prompt::Chat(chat(20)),
+            || Prompt::Chat(Box::new(chat(20))),
             |prompt| runtime.block_on(uncached.encode(prompt)).expect("it is valid"),
             BatchSize::SmallInput,
         );

@@ -89,7 +89,7 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
 }
 
 async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
-    let mut io = Guarded::new(socket, &clients.app);
+    let mut io = Box::new(Guarded::new(socket, &clients.app)); // handed on by value
     let protocol = tokio::select! {
         biased; // what has come is answered, also where the drain came at the same time
         protocol = io.protocol() => protocol,
@@ -102,7 +102,7 @@ async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
         Ok(Some(Protocol::Http1)) => http1::serve(io, socket, clients).await,
         Ok(Some(Protocol::Http2)) => {
             socket.multiplexes();
-            Box::pin(http2::serve(io, socket, clients)).await; // its room is no burden to HTTP/1
+            Box::pin(http2::serve(*io, socket, clients)).await; // its room is no burden to HTTP/1
         }
         Ok(None) | Err(_) => {} // it left
     }

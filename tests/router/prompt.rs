@@ -108,7 +108,7 @@ fn what_a_template_raises_reaches_the_client() {
 #[test]
 fn a_model_without_template_points_to_completions() {
     let engine = engine(BYTE_LEVEL, None);
-    let prompt = Prompt::Chat(chat(&json!([{"role": "user", "content": "hi"}])));
+    let prompt = Prompt::Chat(Box::new(chat(&json!([{"role": "user", "content": "hi"}]))));
     let (param, message) = bad_request(block_on(engine.encode(prompt)));
     assert_eq!(param, "messages");
     assert!(message.contains("/v1/completions"), "{message}");
@@ -215,7 +215,7 @@ fn chats_are_encoded_as_rendered_and_texts_with_special_tokens() {
     let engine = engine(BYTE_FALLBACK, Some("{{ bos_token }}{{ messages[0].content }}"));
     let text = block_on(engine.encode(Prompt::Text("the river".to_owned()))).unwrap();
     let messages = json!([{"role": "user", "content": "the river"}]);
-    let chat = block_on(engine.encode(Prompt::Chat(chat(&messages)))).unwrap();
+    let chat = block_on(engine.encode(Prompt::Chat(Box::new(chat(&messages))))).unwrap();
     assert_eq!(text, chat);
     assert_eq!(text.iter().filter(|id| **id == 1).count(), 1);
     assert_eq!(engine.decode(&text, true), "the river");
@@ -258,7 +258,7 @@ fn extreme_chats_are_tokenised() {
     for messages in [json!(many), json!([{"role": "user", "content": long}])] {
         let prompt = chat(&messages);
         let text = block_on(engine.render(prompt.clone())).unwrap();
-        let ids = block_on(engine.encode(Prompt::Chat(prompt))).unwrap();
+        let ids = block_on(engine.encode(Prompt::Chat(Box::new(prompt)))).unwrap();
         assert_eq!(ids, tokenizer.encode_fast(text.as_str(), false).unwrap().get_ids());
         assert_eq!(engine.decode(&ids, false), text);
     }

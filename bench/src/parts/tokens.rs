@@ -167,11 +167,11 @@ fn engine(tokenizer: &str, cache: usize) -> anyhow::Result<(PromptEngine, Arc<To
 }
 
 fn chat(content: &str) -> Prompt {
-    Prompt::Chat(ChatPrompt {
+    Prompt::Chat(Box::new(ChatPrompt {
         messages: vec![json!({"role": "user", "content": content})],
         add_generation_prompt: true,
         ..ChatPrompt::default()
-    })
+    }))
 }
 
 impl Case {

@@ -32,7 +32,7 @@ use head::asks_to_close;
 /// Longest head of a request, in bytes; also what hyper keeps of a request or an answer at most.
 const BUFFER: usize = 128 << 10;
 
-pub(super) async fn serve(mut io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) {
+pub(super) async fn serve(mut io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) {
     loop {
         // on the heap, so that who waits or streams, which needs none of hyper, does not hold the room for it
         let (back, handling) = match Box::pin(talk(io, socket, clients)).await {
@@ -75,12 +75,12 @@ enum End {
     Late,
     /// Hyper read all of a request, has nothing to write, and would only wait: for the answer, or after it for the next
     /// request.
-    Left(Guarded, Option<Box<Handling>>),
+    Left(Box<Guarded>, Option<Box<Handling>>),
 }
 
 /// Serves as hyper does, up to the next request whose answer has to be waited for, or is a stream of events, or to where the
 /// client has all answers.
-async fn talk(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End {
+async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) -> End {
     let handled: Mutex<Option<Handling>> = Mutex::new(None);
     let is_plain = socket.wire().stream.plain().is_some();
     let routes = TowerToHyperService::new(clients.routes.clone());

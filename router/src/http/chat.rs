@@ -95,7 +95,7 @@ pub(super) fn check(
     sampling.reasoning = reasoning::before(model, most_reasoning, behind)?;
     let job = Job {
         name: ids::name("chatcmpl-"),
-        prompt: Prompt::Chat(prompt),
+        prompt: Prompt::Chat(Box::new(prompt)),
         sampling,
         stop: StopStrings::default(), // the caller prepares them
         stop_ids: common.stop_ids,

@@ -3,11 +3,12 @@
 mod continuing;
 pub(in crate::http) mod facts;
 
-use std::pin::Pin;
+use std::future::ready;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
+use futures_util::future::Either;
 use serde_json::Value;
 
 pub(super) use self::continuing::completions;
@@ -26,10 +27,8 @@ use crate::http::parse::params::{self, MAX_CHOICES};
 use crate::http::parse::template_fields;
 use crate::http::parse::token_ids::{Ids, IdsField};
 use crate::http::reply::chat::ChatReply;
-use crate::http::reply::events::Events;
 use crate::http::reply::logprobs::Vocabulary;
 use crate::http::reply::reject::Reject;
-use crate::http::reply::whole::Shape;
 use crate::http::reply::{self, AnswerHead, PreparedAnswer};
 use crate::http::{bad_words, chat, grammar};
 use crate::limits::memory::{MemoryShare, Refused};
@@ -44,24 +43,24 @@ const LARGE_BODY_BYTES: usize = 64 << 10;
 /// And from this size on at a low priority, on a thread of their own: tens of milliseconds.
 const LONG_BODY_BYTES: usize = 1 << 20;
 
-/// Answers a chat.
-pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Response {
-    match Call::of(&surface.app, &request) {
-        Ok(call) => {
-            let preparing = Box::pin(prepare_chat(&surface, request, &call));
-            call.finish(answered(&surface.app, &call, preparing).await)
-        }
-        Err(error) => Reject::from(error).into_response(),
-    }
-}
-
-/// `preparing` has a box of its own, which is gone while the answer is waited for.
-async fn answered<S: Shape + Events>(
-    app: &Arc<App>,
-    call: &Call,
-    preparing: Pin<Box<impl Future<Output = Result<Box<PreparedAnswer<S>>, Reject>>>>,
-) -> Result<Response, Reject> {
-    reply::send(app, call, preparing.await?).await
+/// Answers a chat. An `async fn` would keep its request, twice, as long as the answer is waited for.
+pub(super) fn chat(
+    State(surface): State<Surface>,
+    request: Request,
+) -> impl Future<Output = Response> + Send {
+    let call = match Call::of(&surface.app, &request) {
+        Ok(call) => call,
+        Err(error) => return Either::Right(ready(Reject::from(error).into_response())),
+    };
+    let request = Box::new(request);
+    Either::Left(async move {
+        // in a box of its own, which is gone while the answer is waited for
+        let answer = match Box::pin(prepare_chat(&surface, *request, &call)).await {
+            Ok(prepared) => reply::send(&surface.app, &call, prepared).await,
+            Err(reject) => Err(reject),
+        };
+        call.finish(answer)
+    })
 }
 
 async fn prepare_chat(

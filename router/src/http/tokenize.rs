@@ -48,7 +48,9 @@ pub(super) async fn tokenize(
             engine.encode_text_charged(text, special, salt, charge).await?
         }
         Input::Chat(chat) => {
-            engine.encode_charged(Prompt::Chat(chat), engine.whole_context(), salt, charge).await?
+            engine
+                .encode_charged(Prompt::Chat(Box::new(chat)), engine.whole_context(), salt, charge)
+                .await?
         }
     };
     let mut memory = surface.app.memory.bodies.share();

@@ -16,7 +16,7 @@ use crate::limits::memory::MemoryShare;
 #[derive(Debug, Clone)]
 pub enum Prompt {
     /// Messages for the chat template.
-    Chat(ChatPrompt),
+    Chat(Box<ChatPrompt>),
     /// Text that is tokenised with what the tokenizer puts around one.
     Text(String),
     /// Text that is tokenised as it is.
@@ -28,7 +28,7 @@ pub enum Prompt {
 /// What is to become tokens.
 #[derive(Debug)]
 pub(super) enum Input {
-    Chat(ChatPrompt),
+    Chat(Box<ChatPrompt>),
     /// `special`: with what the tokenizer puts around a text.
     Text {
         text: String,
@@ -110,12 +110,12 @@ impl Encoding {
             State::New(Input::Chat(mut chat)) => {
                 let special = chat.add_special_tokens;
                 if let Some(own) = self.model.template_of(&mut chat)? {
-                    let prepared = own.prepare(chat)?;
+                    let prepared = own.prepare(*chat)?;
                     let text = own.render(&prepared, Some(self.model.longest_text()))?;
                     self.model.check_length(&text, self.room)?;
                     self.walk(text, special)
                 } else {
-                    let prepared = self.model.template()?.prepare(chat)?;
+                    let prepared = self.model.template()?.prepare(*chat)?;
                     match self.rendered(prepared, lane)? {
                         Rendered::Walk(walk) => walk,
                         Rendered::Later { left } => return Ok(later(left, lane)),

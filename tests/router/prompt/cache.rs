@@ -40,7 +40,7 @@ fn a_growing_chat_tokenises_only_its_tail() {
     for i in 0..20 {
         let content = format!("turn {i}: {}", "the water runs to the wheel. ".repeat(40));
         messages.push(json!({"role": "user", "content": content}));
-        block_on(engine.encode(Prompt::Chat(chat(&json!(messages))))).unwrap();
+        block_on(engine.encode(Prompt::Chat(Box::new(chat(&json!(messages)))))).unwrap();
         let stats = engine.cache_stats();
         assert_eq!((stats.misses, stats.hits), (i + 1, i * (i + 1) / 2));
     }

@@ -119,7 +119,7 @@ fn chats_are_refused_by_the_length_of_what_they_become() {
     let engine = small(BYTE_LEVEL);
     for (what, text) in texts() {
         let messages = json!([{"role": "user", "content": text}]);
-        let error = block_on(engine.encode(Prompt::Chat(chat(&messages)))).unwrap_err();
+        let error = block_on(engine.encode(Prompt::Chat(Box::new(chat(&messages))))).unwrap_err();
         assert!(at_least(&error).is_some(), "{what}: {error}");
     }
 }
@@ -180,7 +180,7 @@ async fn a_short_text_is_served_before_long_ones() {
     let long = (0..8).map(|i| ask(format!("long {i}"), Prompt::Text(format!("{i} {words}"))));
     let mut all: Vec<_> = long.collect();
     let messages = json!([{"role": "user", "content": "hi ".repeat(10_000)}]);
-    all.push(ask("short".to_owned(), Prompt::Chat(chat(&messages))));
+    all.push(ask("short".to_owned(), Prompt::Chat(Box::new(chat(&messages)))));
     while pool.queued() < 9 {
         tokio::task::yield_now().await;
     }

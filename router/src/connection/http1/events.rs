@@ -25,28 +25,40 @@ pub(super) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// An answer whose events are still to come.
 pub(super) struct StreamedAnswer {
-    pub(super) head: Parts,
-    pub(super) events: EventStream,
-    pub(super) answering: Arc<Answering>,
-    /// The client wants no further one on this connection.
-    pub(super) is_last: bool,
+    events: EventStream,
+    answering: Arc<Answering>,
+    /// The client is told that there is none after it on this connection.
+    closes: bool,
+}
+
+impl StreamedAnswer {
+    /// Its head waits for its first event. `is_last`: the client wants no further answer on this connection.
+    pub(super) fn begin(
+        head: &Parts,
+        events: EventStream,
+        answering: Arc<Answering>,
+        is_last: bool,
+        socket: &Arc<Socket>,
+        clients: &Arc<Clients>,
+    ) -> Self {
+        let closes = is_last || clients.stopper.is_draining();
+        socket.wire().hold(head_bytes(head, Framing::Chunks, closes));
+        events.send_to(Arc::new(SocketOutlet {
+            socket: Arc::clone(socket),
+            clients: Arc::clone(clients),
+        }));
+        Self { events, answering, closes }
+    }
 }
 
 /// Sends an answer. True if the connection is there for the next request.
 pub(super) async fn send(
     answer: StreamedAnswer,
     io: &mut Guarded,
-    socket: &Arc<Socket>,
-    clients: &Arc<Clients>,
+    socket: &Socket,
+    clients: &Clients,
 ) -> bool {
-    let StreamedAnswer { head, events, answering, is_last } = answer;
-    let mut closes = is_last || clients.stopper.is_draining();
-    socket.wire().hold(head_bytes(&head, Framing::Chunks, closes));
-    drop(head);
-    events.send_to(Arc::new(SocketOutlet {
-        socket: Arc::clone(socket),
-        clients: Arc::clone(clients),
-    }));
+    let StreamedAnswer { events, answering, mut closes } = answer;
     let sent = {
         let mut gone = pin!(socket.gone());
         loop {

@@ -3,7 +3,7 @@
 //! holds otherwise.
 
 use std::convert::Infallible;
-use std::future::poll_fn;
+use std::future::{poll_fn, ready};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -63,7 +63,6 @@ impl Handling {
         if let Answer::Awaited(handler) = &mut self.answer
             && let Poll::Ready(Ok(answer)) = handler.as_mut().poll(context)
         {
-            self.answering.answered(is_event_stream(&answer));
             self.answer = Answer::Came(answer);
         }
         let may_leave = self.may_leave();
@@ -83,6 +82,7 @@ impl Handling {
     /// For an answer that came.
     pub(super) fn give_to_hyper(self, socket: &Arc<Socket>, clients: &Arc<Clients>) {
         if let Answer::Came(answer) = self.answer {
+            self.answering.answered(is_event_stream(&answer));
             // hyper takes it, unless the connection ends now
             let _ = self.to_hyper.send(charge(answer, socket, clients, self.answering));
         }
@@ -95,27 +95,62 @@ impl Handling {
         socket: &Arc<Socket>,
         clients: &Arc<Clients>,
     ) -> bool {
-        let Self { answer, answering, is_last, .. } = { *self }; // out of the box, which goes now
-        let mut answer = match answer {
-            Answer::Came(answer) => answer,
-            Answer::Awaited(handler) => match answer_of(handler, io, socket).await {
-                Some(answer) => {
-                    answering.answered(is_event_stream(&answer));
-                    answer
-                }
-                None => return false,
-            },
+        let Some(reply) = self.reply(io, socket, clients).await else { return false };
+        match reply {
+            Reply::Events(answer) => events::send(answer, io, socket, clients).await,
+            Reply::Whole(answer, is_last) => {
+                // streams need no room for it
+                Box::pin(answer::send(answer, is_last, io, socket, clients)).await
+            }
+        }
+    }
+
+    /// What is to be sent, once that is known. Apart from sending it, which has no room for the whole of it.
+    async fn reply(
+        self: Box<Self>,
+        io: &mut Guarded,
+        socket: &Arc<Socket>,
+        clients: &Arc<Clients>,
+    ) -> Option<Reply> {
+        let (handler, answering, is_last) = (*self).parts(); // out of the box, which goes now
+        let answer = answer_of(handler, io, socket).await?;
+        Some(Reply::of(answer, answering, is_last, socket, clients))
+    }
+
+    /// What is left of it without hyper.
+    fn parts(self) -> (Handler, Arc<Answering>, bool) {
+        let Self { answer, answering, is_last, .. } = self;
+        let handler = match answer {
+            Answer::Came(answer) => Box::pin(ready(Ok(answer))),
+            Answer::Awaited(handler) => handler,
         };
+        (handler, answering, is_last)
+    }
+}
+
+/// An answer that is sent here.
+enum Reply {
+    Events(StreamedAnswer),
+    Whole(Response<Sent>, bool),
+}
+
+impl Reply {
+    fn of(
+        mut answer: Response,
+        answering: Arc<Answering>,
+        is_last: bool,
+        socket: &Arc<Socket>,
+        clients: &Arc<Clients>,
+    ) -> Self {
+        answering.answered(is_event_stream(&answer));
         match answer.extensions_mut().remove::<EventStream>() {
             Some(events) => {
                 let (head, _) = answer.into_parts();
-                let answer = StreamedAnswer { head, events, answering, is_last };
-                events::send(answer, io, socket, clients).await
+                Self::Events(StreamedAnswer::begin(
+                    &head, events, answering, is_last, socket, clients,
+                ))
             }
-            None => {
-                let answer = charge(answer, socket, clients, answering);
-                Box::pin(answer::send(answer, is_last, io, socket, clients)).await // streams need no room for it
-            }
+            None => Self::Whole(charge(answer, socket, clients, answering), is_last),
         }
     }
 }

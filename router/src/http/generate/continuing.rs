@@ -1,32 +1,39 @@
 //! `/v1/completions`: several prompts in one request, and answers that begin with their prompts.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
+use futures_util::future::Either;
 
 use super::facts::facts;
-use super::{PROMPT, ReadBody, answered, read, stop_strings, vocabulary};
+use super::{PROMPT, ReadBody, read, stop_strings, vocabulary};
 use crate::http::Surface;
 use crate::http::call::Call;
 use crate::http::parse::params;
 use crate::http::reply::completion::{CompletionReply, Echo};
 use crate::http::reply::reject::Reject;
-use crate::http::reply::{AnswerHead, PreparedAnswer};
+use crate::http::reply::{self, AnswerHead, PreparedAnswer};
 use crate::http::{bad_words, completions, grammar};
 
 /// Continues one or several texts.
-pub(in crate::http) async fn completions(
+pub(in crate::http) fn completions(
     State(surface): State<Surface>,
     request: Request,
-) -> Response {
-    match Call::of(&surface.app, &request) {
-        Ok(call) => {
-            let preparing = Box::pin(prepare_completions(&surface, request, &call));
-            call.finish(answered(&surface.app, &call, preparing).await)
-        }
-        Err(error) => Reject::from(error).into_response(),
-    }
+) -> impl Future<Output = Response> + Send {
+    let call = match Call::of(&surface.app, &request) {
+        Ok(call) => call,
+        Err(error) => return Either::Right(ready(Reject::from(error).into_response())),
+    };
+    let request = Box::new(request);
+    Either::Left(async move {
+        let answer = match Box::pin(prepare_completions(&surface, *request, &call)).await {
+            Ok(prepared) => reply::send(&surface.app, &call, prepared).await,
+            Err(reject) => Err(reject),
+        };
+        call.finish(answer)
+    })
 }
 
 async fn prepare_completions(
