@@ -16,7 +16,8 @@ from bench.helpers import page
 from bench.helpers.report import ROOT
 
 RESULTS = [
-    ROOT / f"bench/results/{name}.json" for name in ("peers_short", "peers", "peers_stalled")
+    ROOT / f"bench/results/{name}.json"
+    for name in ("peers_short", "peers_streams", "peers", "peers_stalled")
 ]
 COMMAND = "bench.peers.table --write"
 LIMIT_MARK = "†"
