@@ -7,11 +7,13 @@ mod events;
 mod reply;
 pub(super) mod request;
 
+use std::future::ready;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
+use futures_util::future::Either;
 use serde_json::json;
 
 use crate::http::Surface;
@@ -37,17 +39,22 @@ pub(super) fn is_path(path: &str) -> bool {
 }
 
 /// Answers a conversation.
-pub(super) async fn messages(State(surface): State<Surface>, request: Request) -> Response {
-    match Call::of(&surface.app, &request) {
-        Ok(call) => call.finish(answer(&surface, request, &call).await),
-        Err(error) => Reject::from(error).into_response(),
-    }
+pub(super) fn messages(
+    State(surface): State<Surface>,
+    request: Request,
+) -> impl Future<Output = Response> + Send {
+    let call = match Call::of(&surface.app, &request) {
+        Ok(call) => call,
+        Err(error) => return Either::Right(ready(Reject::from(error).into_response())),
+    };
+    let request = Box::new(request);
+    Either::Left(async move { call.finish(answer(&surface, request, &call).await) })
 }
 
-async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
+async fn answer(surface: &Surface, request: Box<Request>, call: &Call) -> Result<Response, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let request_id = request_id(&request);
-    let body = generate::read(surface, request, None, move |mut body| {
+    let body = generate::read(surface, *request, None, move |mut body| {
         let fields = body.fields.noting(&ignored);
         let conversation = request::to_chat(fields, false, &mut body.memory)?;
         body.fields = conversation.fields.noting(&ignored);

@@ -8,6 +8,7 @@ mod keep;
 mod object;
 pub(super) mod request;
 
+use std::future::ready;
 use std::sync::Arc;
 
 use axum::Json;
@@ -16,6 +17,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
+use futures_util::future::Either;
 use futures_util::stream;
 use serde_json::{Value, json};
 
@@ -42,19 +44,24 @@ use crate::response_store::{OwnerId, ResponseStore, StoredResponse};
 const LONGEST_CHAIN: usize = 4_096;
 
 /// Makes a response.
-pub(super) async fn create(State(surface): State<Surface>, request: Request) -> Response {
-    match Call::of(&surface.app, &request) {
-        Ok(call) => call.finish(answer(&surface, request, &call).await),
-        Err(error) => Reject::from(error).into_response(),
-    }
+pub(super) fn create(
+    State(surface): State<Surface>,
+    request: Request,
+) -> impl Future<Output = Response> + Send {
+    let call = match Call::of(&surface.app, &request) {
+        Ok(call) => call,
+        Err(error) => return Either::Right(ready(Reject::from(error).into_response())),
+    };
+    let request = Box::new(request);
+    Either::Left(async move { call.finish(answer(&surface, request, &call).await) })
 }
 
-async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
+async fn answer(surface: &Surface, request: Box<Request>, call: &Call) -> Result<Response, Reject> {
     let app = &surface.app;
     let owner = call.owner();
     let ids = ResponseIds::new();
     // in a box of its own, which is gone while the answer is waited for
-    let (mut ready, wishes, memory) = Box::pin(read(surface, request, call, &ids)).await?;
+    let (mut ready, wishes, memory) = Box::pin(read(surface, *request, call, &ids)).await?;
     let checked = generate::check_grammar(surface, call.holder(), &mut ready).await;
     checked.map_err(|error| request::NAMES.of_client(error))?;
     let ReadyChat { model, request: mut chat } = ready;

@@ -46,10 +46,10 @@ fn a_request_that_waits_holds_little_of_what_it_took_to_read_and_to_place_it() {
             json!({"model": MODEL, "messages": messages, "max_tokens": 9, "stream": true});
         let response = json!({"model": MODEL, "input": "hi", "stream": true});
         for (path, body, most) in [
-            ("/v1/chat/completions", chat, 12_900),
-            ("/v1/completions", completion, 12_900),
-            ("/v1/messages", message, 15_700),
-            ("/v1/responses", response, 17_000),
+            ("/v1/chat/completions", chat, 11_500),
+            ("/v1/completions", completion, 11_500),
+            ("/v1/messages", message, 13_700),
+            ("/v1/responses", response, 15_300),
         ] {
             for (room, what) in [(2 * MANY as u32, "a first token"), (1, "a worker")] {
                 let bytes = held(path, &body, room).await;
