@@ -16,10 +16,11 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from bench.gpu.default_model import PIECES_FOLDER, split
-from bench.gpu.wheel import FOLDER, MANIFEST, NotReadyError, normal, rust_digest
+from bench.gpu.wheel import CORE, FOLDER, MANIFEST, NotReadyError, normal, rust_digest
 from bench.helpers.report import commit
 from headrace.models.load.default_model import DEFAULT_MODEL
 
@@ -42,7 +43,7 @@ ROOTS = (
 )
 # transformers, the oracle of some tests, is with what it needs larger than all that is carried.
 THERE = {"torch", "triton", "numpy", "transformers"}
-MOST_BYTES = 40 << 20  # so that a checkout of some 20 MB and this travel together within 64 MiB
+MOST_BYTES = 34 << 20  # so that a checkout of some 25 MB and this travel together within 64 MiB
 
 
 def packages() -> dict[str, str]:
@@ -62,6 +63,15 @@ def packages() -> dict[str, str]:
             if needed and "extra ==" not in requirement:
                 waiting.append(normal(needed[0]))
     return found
+
+
+def slim(wheel: Path) -> None:
+    """Leave only `_core` in the wheel, as small as it gets: the rest of it is in every checkout."""
+    small = wheel.with_suffix(".new")
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(small, "w", zipfile.ZIP_LZMA) as new:
+        for name in filter(CORE.fullmatch, whole.namelist()):
+            new.writestr(name, whole.read(name))
+    small.replace(wheel)
 
 
 def download(folder: Path) -> None:
@@ -95,8 +105,10 @@ def main() -> int:
     )
     parser.add_argument("--model", action="store_true", help="the default model's weights too")
     args = parser.parse_args()
-    if not list(FOLDER.glob("headrace-*.whl")):
-        raise NotReadyError(f"{FOLDER} has no wheel of headrace: run `make gpu-wheel`")
+    built = list(FOLDER.glob("headrace-*.whl"))
+    if len(built) != 1:
+        raise NotReadyError(f"{FOLDER} has {len(built)} wheels of headrace: run `make gpu-wheel`")
+    slim(built[0])
     download(FOLDER)
     write_manifest(FOLDER)
     size = sum(file.stat().st_size for file in FOLDER.iterdir())

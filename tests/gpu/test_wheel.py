@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.gpu import default_model
-from bench.gpu.carry import THERE, packages
+from bench.gpu.carry import THERE, packages, slim
 from bench.gpu.wheel import ROOT, NotReadyError, make_ready, normal, rust_digest
 from headrace.models.config import ModelFileError
 from headrace.models.load.default_model import DEFAULT_MODEL
@@ -62,6 +62,19 @@ def core(root: Path) -> str:
 def test_the_extension_goes_where_the_tree_has_it(tree: Path) -> None:
     ready(tree)
     assert core(tree) == "of the wheel"
+
+
+def test_only_the_extension_travels_and_is_still_found(tree: Path) -> None:
+    folder = tree / "dist" / "gpu"
+    files = {"headrace___core_DOT_abi3_DOT_so": "small" * 1000, "headrace__data": "x" * 10_000}
+    whole = wheel(folder, "headrace", "0.1.0", **files)
+    size = whole.stat().st_size
+    slim(whole)
+    assert [file.name for file in folder.glob("headrace*")] == [whole.name]
+    assert zipfile.ZipFile(whole).namelist() == ["headrace/_core.abi3.so"]
+    assert whole.stat().st_size < size / 10
+    ready(tree)
+    assert core(tree) == "small" * 1000
 
 
 def test_a_new_wheel_takes_the_place_of_an_older_one(tree: Path) -> None:
