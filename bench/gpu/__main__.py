@@ -80,7 +80,7 @@ def stages_of(out: Path, work: Path, *, dry: bool) -> list[Stage]:
         ),
         Stage(
             "kernel tests",
-            120,
+            95,
             tests(suites.KERNELS_DRY if dry else suites.KERNELS, kernel_tests),
             of_tests(kernel_tests),
         ),
@@ -116,7 +116,7 @@ def stages_of(out: Path, work: Path, *, dry: bool) -> list[Stage]:
     found.append(
         Stage(
             "end to end",
-            75,
+            100,
             tests(suites.E2E_DRY if dry else suites.E2E, end_to_end),
             of_tests(end_to_end),
         )
