@@ -18,7 +18,10 @@ use super::greeting::{greet, parts};
 use super::worker::Worker;
 
 mod legs;
+mod outbox;
 mod rounds;
+
+use self::outbox::Outbox;
 
 /// Keys of one `Snapshot` part, as in `headrace.engine.cache.block_log`.
 const SNAPSHOT_KEYS: usize = 1 << 17;
@@ -37,7 +40,7 @@ pub(super) enum Ended {
 /// What only this link knows.
 struct Session<'a, W> {
     worker: &'a mut Worker,
-    writer: FrameWriter<W>,
+    outbox: Outbox<W>,
     hash_key: HashKey,
     /// When requests are given up.
     deadlines: BTreeMap<(Instant, RequestId), ()>,
@@ -97,7 +100,7 @@ pub(super) async fn serve(
     worker.use_key(hash_key);
     let mut session = Session {
         worker,
-        writer,
+        outbox: Outbox::new(writer),
         hash_key,
         deadlines: BTreeMap::new(),
         shortened: HashSet::new(),
@@ -109,7 +112,7 @@ pub(super) async fn serve(
     };
     session.push_snapshot()?;
     session.push_heartbeat()?;
-    session.writer.flush().await?;
+    session.outbox.flush().await?;
     session.run(&mut reader, heartbeat).await
 }
 
@@ -133,13 +136,21 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
                 self.begin_step(Instant::now())?;
             }
             if self.drained()? {
-                self.writer.close().await?;
+                self.outbox.close().await?;
                 return Ok(Ended::Drained);
             }
-            self.flush(&mut beat, heartbeat).await?;
+            if self.outbox.is_owing() {
+                beat = Instant::now() + heartbeat;
+                tokio::select! {
+                    biased;
+                    sent = self.outbox.flush() => sent?,
+                    () = std::future::ready(()) => {}
+                }
+            }
             self.expect_news();
             let round = self.round_deadline();
             let (stepping, expecting) = (self.step.is_some(), self.news.is_some());
+            let (owing, hearing) = (self.outbox.is_owing(), !self.outbox.is_crowded());
             let news = self.news.as_mut().map_or(&mut silence, |(_, alarm)| alarm);
             let alarm = self.step.as_mut().map_or(&mut idle, |(_, _, alarm)| alarm);
             let wake = self.drain_until.map_or(beat, |until| until.min(beat));
@@ -147,7 +158,8 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             let wake = self.worker.next_wake(wake);
             tokio::select! {
                 biased;
-                frame = reader.next() => {
+                sent = self.outbox.flush(), if owing => sent?,
+                frame = reader.next(), if hearing => {
                     let Some(frame) = frame? else { return Ok(Ended::Closed) };
                     self.receive(frame)?;
                     // more may have come in the same read: take them all before the next step
@@ -170,15 +182,6 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
                 }
             }
         }
-    }
-
-    /// Sends what there is to send.
-    async fn flush(&mut self, beat: &mut Instant, heartbeat: Duration) -> anyhow::Result<()> {
-        if self.writer.pending() > 0 {
-            *beat = Instant::now() + heartbeat;
-            self.writer.flush().await?; // back-pressure: a slow router slows the steps
-        }
-        Ok(())
     }
 
     /// Sets the alarm for what comes next from other workers.
@@ -254,7 +257,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             }
         }
         if let Some(blocks) = result.blocks {
-            self.writer.push(&Frame::Blocks(blocks))?;
+            self.outbox.push(Frame::Blocks(blocks))?;
         }
         self.push_step(result.step)?;
         for pinned in result.progress.iter().filter(|progress| progress.pinned_ms.is_some()) {
@@ -286,7 +289,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             }
             Frame::Describe(describe) => {
                 for part in parts(&describe.fingerprint, self.worker.document()) {
-                    self.writer.push(&Frame::Model(part))?;
+                    self.outbox.push(Frame::Model(part))?;
                 }
             }
             Frame::Resync(_) => {
@@ -298,9 +301,9 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
                 let until = Instant::now() + Duration::from_millis(drain.budget_ms.min(1 << 32));
                 if self.drain_until.is_none() {
                     if drain.migration > 0 {
-                        self.writer.push(&Frame::Offer(nothing_to_offer()))?;
+                        self.outbox.push(Frame::Offer(nothing_to_offer()))?;
                     }
-                    self.writer.push(&Frame::Bye(Bye { reason: "draining".into() }))?;
+                    self.outbox.push(Frame::Bye(Bye { reason: "draining".into() }))?;
                 }
                 self.drain_until = Some(self.drain_until.map_or(until, |before| before.min(until)));
             }
@@ -341,7 +344,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             for request in self.worker.cancel_all() {
                 let message = "the worker had no time left to finish it".into();
                 let kind = FailureKind::Draining;
-                self.writer.push(&Frame::Failed(Failed { request, kind, message }))?;
+                self.outbox.push(Frame::Failed(Failed { request, kind, message }))?;
             }
         }
         Ok(self.worker.may_leave())
@@ -355,7 +358,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             let keys = keys.iter().skip(part * SNAPSHOT_KEYS).take(SNAPSHOT_KEYS);
             let hashes = keys.flat_map(|key| key.to_le_bytes()).collect();
             let last = part + 1 == count;
-            self.writer.push(&Frame::Snapshot(Snapshot { epoch, sequence, hashes, last }))?;
+            self.outbox.push(Frame::Snapshot(Snapshot { epoch, sequence, hashes, last }))?;
         }
         Ok(())
     }
@@ -365,7 +368,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
     }
 
     fn push_step(&mut self, step: Step) -> anyhow::Result<()> {
-        Ok(self.writer.push(&Frame::Step(step))?)
+        Ok(self.outbox.push(Frame::Step(step))?)
     }
 }
 

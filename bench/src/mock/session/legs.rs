@@ -35,10 +35,10 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         for say in said {
             match say {
                 Say::KvReady { request, ticket, lease_ms } => {
-                    self.writer.push(&Frame::KvReady(KvReady { request, ticket, lease_ms }))?;
+                    self.outbox.push(Frame::KvReady(KvReady { request, ticket, lease_ms }))?;
                 }
                 Say::Freed(freed) => self.push_freed(freed)?,
-                Say::Failed(failed) => self.writer.push(&Frame::Failed(failed))?,
+                Say::Failed(failed) => self.outbox.push(Frame::Failed(failed))?,
                 Say::Transferred(pulled) => {
                     let source = self.sources.remove(&pulled.request).unwrap_or_default();
                     self.push_transferred(&pulled, source)?;
@@ -69,7 +69,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
                     self.deadlines.insert((at, request), ());
                 }
             }
-            Err(failed) => self.writer.push(&Frame::Failed(failed))?,
+            Err(failed) => self.outbox.push(Frame::Failed(failed))?,
         }
         Ok(())
     }
@@ -177,7 +177,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
     pub(super) fn push_freed(&mut self, freed: Freed) -> anyhow::Result<()> {
         self.shortened.remove(&freed.request);
         self.sources.remove(&freed.request);
-        Ok(self.writer.push(&Frame::Freed(freed))?)
+        Ok(self.outbox.push(Frame::Freed(freed))?)
     }
 
     /// Blocks have no contents here that could be moved into a cache.
@@ -191,6 +191,6 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         let Pulled { request, blocks, bytes, ms, error, .. } = *pulled;
         let backend = error.is_none().then_some(TransferBackend::Mock);
         let transferred = Transferred { request, worker, backend, blocks, bytes, ms, error };
-        Ok(self.writer.push(&Frame::Transferred(transferred))?)
+        Ok(self.outbox.push(Frame::Transferred(transferred))?)
     }
 }
