@@ -3,9 +3,8 @@
     cargo build --release -p headrace-router -p headrace-bench
     .venv/bin/python -m bench.router.cores --out bench/results/router_cores.json
 
-The router is bound to so many cores, half of the machine at most; workers without a model and clients share the others, so
-that they never run where the router does. A router on one core of a machine is that machine's router, too: it starts as
-many threads as it has cores.
+The router is bound to so many cores, half of the machine at most; workers without a model and clients share the others,
+so that they never run where the router does. The router starts as many threads as it has cores.
 """
 
 from __future__ import annotations
@@ -82,7 +81,10 @@ def places(cores: Sequence[int]) -> Places:
 
 def on(cores: Sequence[int]) -> list[str]:
     """The beginning of a command that is to run on these cores alone."""
-    program = "import os, sys; os.sched_setaffinity(0, set(map(int, sys.argv[1].split(',')))); os.execvp(sys.argv[2], sys.argv[2:])"
+    chosen = "set(map(int, sys.argv[1].split(',')))"
+    program = (
+        f"import os, sys; os.sched_setaffinity(0, {chosen}); os.execvp(sys.argv[2], sys.argv[2:])"
+    )
     return [sys.executable, "-c", program, ",".join(map(str, cores))]
 
 

@@ -3,8 +3,8 @@
     cargo build --release -p headrace-router -p headrace-bench
     .venv/bin/python -m bench.router.watched_counts --out bench/results/router_watched_counts.json
 
-Each of these costs the same however much the router has to do, and comes so often a second, so the result is a share of a
-busy core. Rounds of `bench.router.watched` differ by more than that share; instructions, which callgrind counts, do not.
+Each of these costs the same however much the router has to do, and comes so often a second, so the result is a share
+of a busy core. Rounds of `bench.router.watched` differ by more than that; instructions, which callgrind counts, do not.
 """
 
 from __future__ import annotations
