@@ -95,25 +95,21 @@ impl Guarded {
         }
     }
 
-    /// Waits for the client to break off while its answer is sent. A further request of it stays here: one read of it at most,
-    /// and the rest in the socket.
+    /// Waits for the client to break off while its answer is made or sent. The begin of a further request of it stays here, and
+    /// the rest in the socket, behind which its end is not seen.
     pub(super) fn poll_broken(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
-        if !self.begin.is_empty() {
-            return Poll::Pending;
-        }
         let mut bytes = [0; READ_BYTES];
-        let mut buffer = ReadBuf::new(&mut bytes);
-        match Pin::new(&mut *self).poll_read(context, &mut buffer) {
-            Poll::Ready(Ok(())) if buffer.filled().is_empty() => {
-                Poll::Ready(io::ErrorKind::UnexpectedEof.into())
+        while self.begin.len() < READ_BYTES {
+            let mut buffer = ReadBuf::new(&mut bytes[self.begin.len()..]);
+            match ready!(self.poll_socket(context, &mut buffer)) {
+                Ok(()) if buffer.filled().is_empty() => {
+                    return Poll::Ready(io::ErrorKind::UnexpectedEof.into());
+                }
+                Ok(()) => self.begin = [&self.begin, buffer.filled()].concat().into(),
+                Err(error) => return Poll::Ready(error),
             }
-            Poll::Ready(Ok(())) => {
-                self.begin = Bytes::copy_from_slice(buffer.filled());
-                Poll::Pending
-            }
-            Poll::Ready(Err(error)) => Poll::Ready(error),
-            Poll::Pending => Poll::Pending,
         }
+        Poll::Pending
     }
 
     /// Waits for bytes of the client, or for its end, and reads nothing of it.
@@ -160,21 +156,13 @@ impl Guarded {
             self.is_over = true;
         } // and of an error the next reader hears
     }
-}
 
-impl AsyncRead for Guarded {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+    /// Reads what nobody has read yet. The end may be kept from the reader.
+    fn poll_socket(
+        &mut self,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if !self.begin.is_empty() {
-            let len = self.begin.len().min(buffer.remaining());
-            buffer.put_slice(&self.begin[..len]);
-            self.begin.advance(len);
-            self.read_behind(context, buffer);
-            return Poll::Ready(Ok(()));
-        }
         if !self.is_over {
             let before = buffer.filled().len();
             let read = Pin::new(&mut self.socket.wire().stream).poll_read(context, buffer);
@@ -189,6 +177,27 @@ impl AsyncRead for Guarded {
             self.is_over = true;
         }
         if self.socket.holds_back(context) { Poll::Pending } else { Poll::Ready(Ok(())) }
+    }
+}
+
+impl AsyncRead for Guarded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.begin.is_empty() {
+            let len = self.begin.len().min(buffer.remaining());
+            buffer.put_slice(&self.begin[..len]);
+            // its time runs from here on, unless it is an empty line, which some send after a body
+            if self.begin.iter().any(|byte| !matches!(byte, b'\r' | b'\n')) {
+                self.socket.hear();
+            }
+            self.begin.advance(len);
+            self.read_behind(context, buffer);
+            return Poll::Ready(Ok(()));
+        }
+        self.poll_socket(context, buffer)
     }
 }
 
@@ -255,6 +264,8 @@ impl AsyncWrite for Plain<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpStream;
     use tokio::time::{Instant, timeout};
@@ -308,6 +319,31 @@ mod tests {
         let mut again = String::new();
         io.read_to_string(&mut again).await.unwrap();
         assert_eq!(again, "first, third");
+    }
+
+    #[tokio::test]
+    async fn a_hang_up_is_seen_behind_few_bytes_and_all_of_them_come_again() {
+        let app = app().await;
+        let (socket, mut client) = pair().await;
+        let mut io = Guarded::new(&socket, &app);
+        let mut sent = Vec::new();
+        for piece in [&b"GET"[..], b" / HTTP/1.1\r\n", &[b'x'; 2 * READ_BYTES]] {
+            client.write_all(piece).await.unwrap();
+            sent.extend_from_slice(piece);
+            poll_fn(|context| {
+                assert!(io.poll_broken(context).is_pending());
+                let is_kept = io.begin.len() == sent.len().min(READ_BYTES);
+                if is_kept { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+        }
+        assert_eq!(io.begin.len(), READ_BYTES, "the rest stays in the socket");
+        drop(client);
+        let mut again = Vec::new();
+        io.read_to_end(&mut again).await.unwrap();
+        assert_eq!(again, sent);
+        let broken = poll_fn(|context| io.poll_broken(context)).await;
+        assert_eq!(broken.kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[tokio::test]

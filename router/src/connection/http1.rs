@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use axum::http::Method;
+use axum::http::header::TRANSFER_ENCODING;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1::{self, Parts};
 use hyper::service::{Service as _, service_fn};
@@ -88,8 +89,12 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
         let receiving = !request.body().is_end_stream();
         let version = request.version();
         let is_last = asks_to_close(request.headers());
-        // the answer to HEAD has no body, whatever it says of its length
-        let may_leave = is_plain && version == Version::HTTP_11 && request.method() != Method::HEAD;
+        // The answer to HEAD has no body, whatever it says of its length. After chunks hyper has to close the connection if
+        // there was a length as well, which it tells nobody.
+        let may_leave = is_plain
+            && version == Version::HTTP_11
+            && request.method() != Method::HEAD
+            && !request.headers().contains_key(TRANSFER_ENCODING);
         let answering = Arc::new(Answering::begin(socket, version, receiving));
         request.extensions_mut().insert(socket.peer);
         request.extensions_mut().insert(Entrance::of(socket.peer.address));
@@ -141,6 +146,7 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
                     }
                 }
                 drop(in_hand);
+                let was_full = socket.unflushed.load(Relaxed);
                 // Now that hyper has done what it could, it is to be woken for the rest.
                 if Pin::new(&mut connection).poll(context).is_ready() {
                     return Poll::Ready(None);
@@ -150,7 +156,9 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
                     return Poll::Ready(Some(None));
                 }
                 let came = in_hand && !waits;
-                if !came {
+                // whose answer waited for the socket
+                let has_room = in_hand && was_full && !socket.unflushed.load(Relaxed);
+                if !came && !has_room {
                     return Poll::Pending;
                 }
             }

@@ -54,14 +54,18 @@ pub(super) fn messages(
 async fn answer(surface: &Surface, request: Box<Request>, call: &Call) -> Result<Response, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let request_id = request_id(&request);
-    let body = generate::read(surface, *request, None, move |mut body| {
-        let fields = body.fields.noting(&ignored);
-        let conversation = request::to_chat(fields, false, &mut body.memory)?;
-        body.fields = conversation.fields.noting(&ignored);
-        generate::chat_within(&app, body, conversation.most_thinking)
-            .map_err(|error| request::NAMES.of_client(error))
+    // in a box of its own, with the request's, which are gone while the answer is waited for
+    let body = Box::pin(async move {
+        let checked = generate::read(surface, *request, None, move |mut body| {
+            let fields = body.fields.noting(&ignored);
+            let conversation = request::to_chat(fields, false, &mut body.memory)?;
+            body.fields = conversation.fields.noting(&ignored);
+            generate::chat_within(&app, body, conversation.most_thinking)
+                .map_err(|error| request::NAMES.of_client(error))
+        });
+        checked.await
     });
-    let mut ready = Box::pin(body).await?; // no part of what waits for the answer
+    let mut ready = body.await?;
     let checked = generate::check_grammar(surface, call.holder(), &mut ready).await;
     checked.map_err(|error| request::NAMES.of_client(error))?;
     let ReadyChat { model, request: mut chat } = ready;

@@ -55,7 +55,7 @@ pub(super) fn chat(
     let request = Box::new(request);
     Either::Left(async move {
         // in a box of its own, which is gone while the answer is waited for
-        let answer = match Box::pin(prepare_chat(&surface, *request, &call)).await {
+        let answer = match Box::pin(prepare_chat(&surface, request, &call)).await {
             Ok(prepared) => reply::send(&surface.app, &call, prepared).await,
             Err(reject) => Err(reject),
         };
@@ -65,11 +65,11 @@ pub(super) fn chat(
 
 async fn prepare_chat(
     surface: &Surface,
-    request: Request,
+    request: Box<Request>,
     call: &Call,
 ) -> Result<Box<PreparedAnswer<ChatReply>>, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
-    let checked = read(surface, request, None, move |mut body| {
+    let checked = read(surface, *request, None, move |mut body| {
         body.fields = body.fields.noting(&ignored);
         chat_of(&app, body)
     });

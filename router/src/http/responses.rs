@@ -61,7 +61,7 @@ async fn answer(surface: &Surface, request: Box<Request>, call: &Call) -> Result
     let owner = call.owner();
     let ids = ResponseIds::new();
     // in a box of its own, which is gone while the answer is waited for
-    let (mut ready, wishes, memory) = Box::pin(read(surface, *request, call, &ids)).await?;
+    let (mut ready, wishes, memory) = Box::pin(read(surface, request, call, &ids)).await?;
     let checked = generate::check_grammar(surface, call.holder(), &mut ready).await;
     checked.map_err(|error| request::NAMES.of_client(error))?;
     let ReadyChat { model, request: mut chat } = ready;
@@ -110,12 +110,12 @@ async fn answer(surface: &Surface, request: Box<Request>, call: &Call) -> Result
 /// The chat that a request for a response stands for, what else it says, and what is charged for that.
 async fn read(
     surface: &Surface,
-    request: Request,
+    request: Box<Request>,
     call: &Call,
     ids: &ResponseIds,
 ) -> Result<(ReadyChat, Wishes, MemoryShare), Reject> {
     let app = &surface.app;
-    let body = generate::read(surface, request, None, Ok).await?;
+    let body = generate::read(surface, *request, None, Ok).await?;
     let known = known(&app.responses, call.owner(), &body.fields).await?;
     let stores = app.responses.is_on();
     let (used, mut memory) = (body.memory.used(), app.memory.answers.share());

@@ -28,7 +28,7 @@ pub(in crate::http) fn completions(
     };
     let request = Box::new(request);
     Either::Left(async move {
-        let answer = match Box::pin(prepare_completions(&surface, *request, &call)).await {
+        let answer = match Box::pin(prepare_completions(&surface, request, &call)).await {
             Ok(prepared) => reply::send(&surface.app, &call, prepared).await,
             Err(reject) => Err(reject),
         };
@@ -38,11 +38,11 @@ pub(in crate::http) fn completions(
 
 async fn prepare_completions(
     surface: &Surface,
-    request: Request,
+    request: Box<Request>,
     call: &Call,
 ) -> Result<Box<PreparedAnswer<CompletionReply>>, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
-    let checked = read(surface, request, Some(PROMPT), move |read| {
+    let checked = read(surface, *request, Some(PROMPT), move |read| {
         let ReadBody { fields, ids, models, mut memory } = read;
         let mut fields = fields.noting(&ignored);
         let model = models.find(&app, &params::model_name(&mut fields)?)?;

@@ -129,6 +129,58 @@ async fn after_an_answer_it_rests_until_the_next_request_begins_or_the_router_dr
     assert_eq!(connection.closed().await, 0);
 }
 
+/// A request with what follows it, in one piece, so that both are read together.
+fn with_behind(behind: &str) -> String {
+    let body = body();
+    format!("{HEAD}\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}{behind}", body.len())
+}
+
+#[tokio::test]
+async fn a_head_that_began_to_come_before_its_turn_has_no_more_time_than_others() {
+    let args = RouterArgs { header_timeout_ms: 200, ..args() };
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args).await;
+    let mut connection = router.connect().await;
+    let bytes = with_behind("GET /health HTTP/1.1\r\nX-Slow: ");
+    connection.stream.write_all(bytes.as_bytes()).await.unwrap();
+    let request = worker.submitted().await.request;
+    answered(&mut connection, &worker, request, "a").await;
+    assert_eq!(connection.reply().await.status, 408);
+    connection.closed().await;
+
+    let mut connection = router.connect().await;
+    connection.stream.write_all(with_behind("\r\n").as_bytes()).await.unwrap();
+    let request = worker.submitted().await.request;
+    answered(&mut connection, &worker, request, "a").await;
+    passes(Duration::from_millis(500)).await;
+    let request = asked(&mut connection, &mut worker, HEAD).await;
+    answered(&mut connection, &worker, request, "b").await;
+}
+
+#[tokio::test]
+async fn a_body_with_both_a_length_and_chunks_is_the_last_one() {
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+    for both in [
+        "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n",
+    ] {
+        for stream in [false, true] {
+            let mut connection = router.connect().await;
+            let body = json!({"model": MODEL, "prompt": "x", "stream": stream}).to_string();
+            let smuggled = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+            let bytes = format!(
+                "{HEAD}\r\nHost: localhost\r\n{both}\r\n{:x}\r\n{body}\r\n0\r\n\r\n{smuggled}",
+                body.len()
+            );
+            connection.stream.write_all(bytes.as_bytes()).await.unwrap();
+            let request = worker.submitted().await.request;
+            worker.gives(request, &[EOS], Some(Finish::Stop));
+            let reply = connection.reply().await;
+            assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
+            assert_eq!(connection.closed().await, 0, "what came after it was answered: {both}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn an_old_client_gets_its_answer_and_the_end() {
     let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
@@ -159,14 +211,18 @@ async fn a_body_in_chunks_that_was_asked_for_is_read_to_its_end() {
 #[tokio::test]
 async fn a_client_that_leaves_while_it_waits_is_noticed() {
     let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
-    for reset in [false, true] {
-        let mut connection = router.connect().await;
-        let request = asked(&mut connection, &mut worker, HEAD).await;
-        if reset {
-            connection.stream.set_zero_linger().unwrap();
+    // some send an empty line after a body, or the next request
+    for behind in ["", "\r\n", "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"] {
+        for reset in [false, true] {
+            let mut connection = router.connect().await;
+            connection.stream.write_all(with_behind(behind).as_bytes()).await.unwrap();
+            let request = worker.submitted().await.request;
+            if reset {
+                connection.stream.set_zero_linger().unwrap();
+            }
+            drop(connection);
+            assert_eq!(worker.cancelled().await, request, "reset: {reset}, behind it {behind:?}");
         }
-        drop(connection);
-        assert_eq!(worker.cancelled().await, request, "reset: {reset}");
     }
     until("nothing is left", || metric(&router.app, "headrace_http_connections", "") == 0.0).await;
 }
