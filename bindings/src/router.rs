@@ -9,14 +9,13 @@ use headrace_router::cli;
 use headrace_router::config::{Config, RouterArgs};
 use headrace_router::log::{LAST_LINES, flush, init_log};
 use headrace_router::process::exit::{PUT_AWAY, put_away};
-use headrace_router::process::runtime::runtime;
+use headrace_router::process::runtime::Runtime;
 use headrace_router::process::signals::OVERDUE;
 use headrace_router::process::stopper::Stopper;
 use headrace_router::server::Server;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pythonize::pythonize;
-use tokio::runtime::Runtime;
 
 use crate::errors::{ConfigError, StartError, depythonize};
 
@@ -166,7 +165,7 @@ impl Router {
 
 impl Running {
     fn start(config: Config) -> Result<Self, String> {
-        let runtime = runtime().map_err(|error| error.to_string())?;
+        let runtime = Runtime::start(config.runtime).map_err(|error| error.to_string())?;
         let server = runtime.block_on(Server::start(config)).map_err(|error| error.to_string())?;
         let ended = Arc::new(Ended::default());
         let running = Self {

@@ -13,13 +13,12 @@ use std::sync::Arc;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory as _, FromArgMatches as _};
-use tokio::runtime::Runtime;
 
 use crate::config::argv::{NoKey, NoSecret};
 use crate::config::{Config, ConfigError, RouterArgs, environment};
 use crate::log::{LAST_LINES, flush, init_log, print, say};
 use crate::process::exit::{PUT_AWAY, put_away};
-use crate::process::runtime::runtime;
+use crate::process::runtime::Runtime;
 use crate::process::signals::{OVERDUE, Reload, STOP, Signals, StopDeadlines};
 use crate::server::{ReadConfig, Server};
 
@@ -161,7 +160,7 @@ fn flag_of(error: &ConfigError) -> Option<&'static str> {
 fn serve(config: Config, reread: Option<Reread>) -> Result<u8, Box<dyn Error>> {
     init_log(&config.log)?;
     let bounds = StopDeadlines { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
-    let runtime = runtime()?;
+    let runtime = Runtime::start(config.runtime)?;
     let mut server = runtime.block_on(Server::start(config))?;
     if let Some(reread) = reread {
         server.reads_again(ReadConfig(Arc::new(move || reread.read())));

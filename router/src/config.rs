@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::core::policy::PolicyName;
+use crate::process::runtime::RuntimeKind;
 
 pub use access::{AccessConfig, Names};
 pub(crate) use args::MAX_CONNECTIONS;
@@ -78,6 +79,8 @@ pub struct Config {
     pub traces: Option<TracesConfig>,
     /// What a service manager passes and wants to hear.
     pub service: ServiceConfig,
+    /// How connections are spread over cores.
+    pub runtime: RuntimeKind,
 }
 
 /// The side of the clients.
@@ -372,6 +375,7 @@ impl TryFrom<RouterArgs> for Config {
             vllm_metrics,
             traces,
             service,
+            runtime: runtime(&args.runtime)?,
         })
     }
 }
@@ -392,6 +396,17 @@ fn flag_or_variable(
         return flag(name, problem, remedy);
     }
     ConfigError::Variable { variable, problem, remedy: remedy.to_owned() }
+}
+
+fn runtime(word: &str) -> Result<RuntimeKind, ConfigError> {
+    match word {
+        "shared" => Ok(RuntimeKind::Shared),
+        "per-core" => Ok(RuntimeKind::PerCore),
+        _ => {
+            let problem = format!("{word:?} is none");
+            Err(flag("runtime", problem, "take shared or per-core"))
+        }
+    }
 }
 
 fn unknown_pass(word: &str) -> Result<bool, ConfigError> {

@@ -39,7 +39,7 @@ use tokio::net::TcpStream;
 use crate::app::App;
 use crate::net::Peer;
 use crate::process::stopper::Stopper;
-use gate::{Gate, Streams};
+use gate::{Gates, Streams};
 use guarded::{Guarded, Plain, Protocol};
 use open::Open;
 use socket::Socket;
@@ -55,7 +55,7 @@ struct Clients {
     routes: Router,
     stopper: Stopper,
     open: Open,
-    gate: Gate,
+    gates: Gates,
     unread: Unread,
     next: AtomicU64,
     /// Where clients are served over TLS.
@@ -68,7 +68,7 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
         None => Transport::from(stream),
         Some(port) => {
             let entering = tls_port::enter(stream, address, port, clients);
-            let entered = Box::pin(clients.gate.pass(&Streams::default(), entering)).await;
+            let entered = Box::pin(clients.gates.pass(&Streams::default(), entering)).await;
             let Some(stream) = entered else { return };
             stream
         }
@@ -85,7 +85,7 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
             () = clients.stopper.stopped() => {}
         }
     });
-    clients.gate.pass(&streams, conversation).await;
+    clients.gates.pass(&streams, conversation).await;
 }
 
 async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
@@ -138,7 +138,7 @@ mod tests {
             routes: crate::http::app(Arc::clone(&app)),
             stopper: Stopper::default(),
             open: Open::new(&app, 64),
-            gate: Gate::new(),
+            gates: Gates::new(),
             unread: Unread::default(),
             next: AtomicU64::new(1),
             tls: None,

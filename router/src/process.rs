@@ -1,6 +1,7 @@
 //! The process around the router: its runtime, its signals, threads for long work, and its end.
 
 pub(crate) mod background;
+pub(crate) mod cores;
 pub mod exit;
 pub(crate) mod feed;
 pub(crate) mod lock;

@@ -5,10 +5,11 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use tokio::runtime::Builder;
+use tokio::task::spawn_blocking;
 
 use super::*;
 use crate::config::LogConfig;
+use crate::process::runtime::RuntimeKind;
 
 /// The variable that makes a process a router, and says what is busy in it.
 const BUSY: &str = "HEADRACE_TEST_BUSY";
@@ -25,7 +26,8 @@ fn a_busy_router() {
     let args = RouterArgs { port: 0, worker_listen: "127.0.0.1:0".into(), ..RouterArgs::default() };
     let config = Config::try_from(args).unwrap();
     let bounds = StopDeadlines { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let kind = if busy == "core" { RuntimeKind::PerCore } else { RuntimeKind::Shared };
+    let runtime = Runtime::start(kind).unwrap();
     let server = runtime.block_on(Server::start(config)).unwrap();
     let (begun, begins) = channel();
     let sleep = move || {
@@ -35,11 +37,11 @@ fn a_busy_router() {
     match busy.as_str() {
         "tokeniser" => {
             let pool = Arc::clone(server.app().fleet.tokenize_pool());
-            runtime.spawn(async move { pool.run(sleep).await });
+            runtime.spawn(async move { drop(pool.run(sleep).await) });
             begins.recv().unwrap();
         }
         "blocking" => {
-            runtime.spawn_blocking(sleep);
+            runtime.block_on(async { drop(spawn_blocking(sleep)) });
             begins.recv().unwrap();
         }
         "panics" => {
@@ -47,17 +49,20 @@ fn a_busy_router() {
             init_log(&LogConfig { filter, json: false, requests_per_s: 20, prompts: false })
                 .unwrap();
             for _ in 0..200 {
-                runtime
-                    .block_on(runtime.spawn(async { panic!("{}", "x".repeat(1_000)) }))
-                    .unwrap_err();
+                let panics = async { panic!("{}", "x".repeat(1_000)) };
+                runtime.block_on(async { tokio::spawn(panics).await.unwrap_err() });
             }
         }
         "runtime" => {
-            for _ in 0..2 {
+            for _ in 0..std::thread::available_parallelism().unwrap().get() {
                 let sleep = sleep.clone();
                 runtime.spawn(async move { sleep() });
                 begins.recv().unwrap();
             }
+        }
+        "core" => {
+            runtime.spawn(async move { sleep() }); // on the one that serves
+            begins.recv().unwrap();
         }
         other => panic!("{other}"),
     }
@@ -130,12 +135,14 @@ fn a_drain_ends_though_a_thread_is_busy() {
 
 #[test]
 fn the_second_signal_ends_it_though_every_thread_is_busy() {
-    let router = Router::busy_with("runtime");
-    router.signal("-TERM");
-    router.signal("-INT");
-    let status = router.status();
-    // both may come before the first was looked at, and then in any order
-    assert!(status == Some(128 + 2) || status == Some(128 + 15), "{status:?}");
+    for busy in ["runtime", "core"] {
+        let router = Router::busy_with(busy);
+        router.signal("-TERM");
+        router.signal("-INT");
+        let status = router.status();
+        // both may come before the first was looked at, and then in any order
+        assert!(status == Some(128 + 2) || status == Some(128 + 15), "{busy}: {status:?}");
+    }
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 
-use super::gate::{Gate, Streams};
+use super::gate::{Gates, Streams};
 use super::last_words::TOO_MANY;
 use super::open::Open;
 use super::socket::Socket;
@@ -17,6 +17,7 @@ use super::unread::Unread;
 use super::{Clients, serve};
 use crate::app::App;
 use crate::net::{Peer, pause_after};
+use crate::process::cores::{Cores, Kind};
 use crate::process::stopper::Stopper;
 
 /// Accepted in one turn at the gate: some 100 us of work.
@@ -35,14 +36,14 @@ pub(crate) async fn accept_clients(
         routes: crate::http::app(Arc::clone(&app)),
         stopper,
         open: Open::new(&app, most),
-        gate: Gate::new(),
+        gates: Gates::new(),
         unread: Unread::default(),
         next: AtomicU64::new(1),
         tls,
         app,
     });
     let accepting = accept(&clients, &listener, &connections);
-    clients.gate.pass(&Streams::default(), accepting).await;
+    clients.gates.pass(&Streams::default(), accepting).await;
 }
 
 async fn accept(clients: &Arc<Clients>, listener: &TcpListener, connections: &TaskTracker) {
@@ -79,10 +80,23 @@ async fn accept(clients: &Arc<Clients>, listener: &TcpListener, connections: &Ta
             continue;
         };
         let clients = Arc::clone(clients);
-        connections.spawn(async move {
-            serve(stream, address, &clients).await;
-            drop(room);
-        });
+        let Some(place) = Cores::current().map(|cores| cores.place(Kind::Connection)) else {
+            connections.spawn(async move {
+                serve(stream, address, &clients).await;
+                drop(room);
+            });
+            continue;
+        };
+        let Ok(stream) = stream.into_std() else { continue };
+        let core = place.handle().clone();
+        let serving = async move {
+            // fails only where the system has no memory for it
+            if let Ok(stream) = TcpStream::from_std(stream) {
+                serve(stream, address, &clients).await;
+            }
+            drop((room, place));
+        };
+        connections.spawn_on(serving, &core);
     }
 }
 

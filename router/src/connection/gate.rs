@@ -18,6 +18,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+use crate::process::cores::Cores;
+
 /// Places in a round for each thread of the runtime, some 200 us of work. With two of them, 64 clients at full speed cost 45 us of
 /// CPU a request in rounds alone, where all of a request took 110 (`headrace-bench load`, no file).
 const PLACES_PER_THREAD: usize = 8;
@@ -29,7 +31,7 @@ const POLLS_PER_PLACE: usize = 4;
 const CROWD: usize = 128;
 
 /// See the head of this file.
-pub(super) struct Gate {
+struct Gate {
     rounds: Arc<Rounds>,
     usher: AbortHandle,
 }
@@ -55,12 +57,47 @@ struct Turns {
     tickets: u64,
 }
 
-impl Gate {
-    /// Of the runtime that this is called on.
+/// A gate for each runtime whose threads serve clients: each has a queue of its own.
+pub(super) struct Gates(Vec<Gate>);
+
+impl Gates {
+    /// Of all runtimes among which this is called.
     pub(super) fn new() -> Self {
-        Self::with_places(PLACES_PER_THREAD * Handle::current().metrics().num_workers())
+        Self(match Cores::current() {
+            Some(cores) => {
+                let gates = cores.handles().map(|core| {
+                    let _ushers = core.enter();
+                    Gate::with_places(PLACES_PER_THREAD)
+                });
+                gates.collect()
+            }
+            None => {
+                let threads = Handle::current().metrics().num_workers();
+                vec![Gate::with_places(PLACES_PER_THREAD * threads)]
+            }
+        })
     }
 
+    /// That of the runtime that this is called on.
+    fn here(&self) -> &Gate {
+        self.0.get(Cores::index_here()).unwrap_or(&self.0[0])
+    }
+
+    /// As [`Gate::pass`].
+    ///
+    /// # Cancel safety
+    /// A dropped call waits no longer.
+    pub(super) async fn pass<T>(&self, streams: &Streams, work: impl Future<Output = T>) -> T {
+        self.here().pass(streams, work).await
+    }
+
+    /// A stream is written elsewhere than in its own task.
+    pub(super) fn stream_goes(&self) {
+        self.here().rounds.stream_goes();
+    }
+}
+
+impl Gate {
     fn with_places(places: usize) -> Self {
         let rounds = Arc::new(Rounds {
             places,
@@ -77,7 +114,7 @@ impl Gate {
     ///
     /// # Cancel safety
     /// A dropped call waits no longer.
-    pub(super) async fn pass<T>(&self, streams: &Streams, work: impl Future<Output = T>) -> T {
+    async fn pass<T>(&self, streams: &Streams, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let mut turn = Turn { rounds: &self.rounds, ticket: None };
         poll_fn(|context| {
@@ -90,11 +127,6 @@ impl Gate {
             work.as_mut().poll(context)
         })
         .await
-    }
-
-    /// A stream is written elsewhere than in its own task.
-    pub(super) fn stream_goes(&self) {
-        self.rounds.stream_goes();
     }
 }
 
@@ -301,7 +333,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn on_several_threads_everybody_comes_in() {
-        let (gate, done) = (Arc::new(Gate::new()), Arc::default());
+        let places = 4 * PLACES_PER_THREAD;
+        let (gate, done) = (Arc::new(Gate::with_places(places)), Arc::default());
         burst(&gate, &done);
         burst(&gate, &done);
         tokio::spawn(most_between(Arc::clone(&gate), Arc::clone(&done))).await.unwrap();

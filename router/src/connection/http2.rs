@@ -104,7 +104,7 @@ fn take(
     answers.spawn(async move {
         let streams = Streams::default();
         let answer = answer(request, respond, &socket, &clients, &streams);
-        let _ = clients.gate.pass(&streams, answer).await;
+        let _ = clients.gates.pass(&streams, answer).await;
         drop(answering);
     });
 }

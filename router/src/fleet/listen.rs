@@ -27,6 +27,7 @@ use crate::error::Causes;
 use crate::net::lobby::{Lobby, MOST, Origin, Visit};
 use crate::net::tls::ServerTls;
 use crate::net::{self, SocketFile};
+use crate::process::cores::{Cores, Kind};
 use crate::process::lock::Lock;
 
 type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
@@ -103,7 +104,29 @@ enum Socket {
     Unix(UnixStream),
 }
 
+/// A [`Socket`] on its way to another thread's runtime.
+enum Moved {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Moved {
+    fn take(self) -> io::Result<Socket> {
+        Ok(match self {
+            Self::Tcp(stream) => Socket::Tcp(TcpStream::from_std(stream)?),
+            Self::Unix(stream) => Socket::Unix(UnixStream::from_std(stream)?),
+        })
+    }
+}
+
 impl Socket {
+    fn let_go(self) -> io::Result<Moved> {
+        Ok(match self {
+            Self::Tcp(stream) => Moved::Tcp(stream.into_std()?),
+            Self::Unix(stream) => Moved::Unix(stream.into_std()?),
+        })
+    }
+
     async fn halves(
         self,
         tls: Option<&TlsAcceptor>,
@@ -145,7 +168,19 @@ pub(super) async fn accept_workers(
                 let visit = lobby.enter(dial.peer);
                 let tls = tls.as_ref().map(|tls| tls.acceptor());
                 let (registry, told) = (Arc::clone(&registry), Arc::clone(&told));
-                links.spawn(serve_worker(socket, dial, tls, registry, visit, told));
+                let Some(place) = Cores::current().map(|cores| cores.place(Kind::Link)) else {
+                    links.spawn(serve_worker(socket, dial, tls, registry, visit, told));
+                    continue;
+                };
+                let Ok(moved) = socket.let_go() else { continue };
+                let core = place.handle().clone();
+                let serving = async move {
+                    if let Ok(socket) = moved.take() {
+                        serve_worker(socket, dial, tls, registry, visit, told).await;
+                    }
+                    drop(place);
+                };
+                links.spawn_on(serving, &core);
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a worker");

@@ -1,9 +1,14 @@
 //! The runtime that a router serves on.
 
+use std::future::Future;
 use std::io;
+use std::num::NonZero;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
+
+use super::cores::{Cores, Running};
 
 /// A thread for blocking work without any ends after this long. An allocator keeps what a thread has freed for that
 /// thread, so memory of a large body comes back when the thread goes; tokio's own 10 s are long after a peak.
@@ -23,15 +28,76 @@ fn take_small_pages() {
     }
 }
 
-/// As many threads as there are cores. The process takes small pages from here on.
-///
-/// # Errors
-/// The system gives no threads or descriptors.
-pub fn runtime() -> io::Result<Runtime> {
-    take_small_pages();
-    let mut builder = Builder::new_multi_thread();
+/// How tasks are spread over threads, of which there are as many as cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RuntimeKind {
+    /// Each task runs on whichever thread is free.
+    #[default]
+    Shared,
+    /// Each connection and each link stays on one thread.
+    PerCore,
+}
+
+/// What a router runs on.
+#[derive(Debug)]
+pub struct Runtime(Threads);
+
+#[derive(Debug)]
+enum Threads {
+    Shared(tokio::runtime::Runtime),
+    PerCore(Arc<Cores>, Running),
+}
+
+impl Runtime {
+    /// Starts its threads. The process takes small pages from here on.
+    ///
+    /// # Errors
+    /// The system gives no threads or descriptors.
+    pub fn start(kind: RuntimeKind) -> io::Result<Self> {
+        take_small_pages();
+        Ok(Self(match kind {
+            RuntimeKind::Shared => Threads::Shared(set_up(Builder::new_multi_thread()).build()?),
+            RuntimeKind::PerCore => {
+                let count = std::thread::available_parallelism().map_or(1, NonZero::get);
+                let (cores, running) =
+                    Cores::start(count, || set_up(Builder::new_current_thread()))?;
+                Threads::PerCore(cores, running)
+            }
+        }))
+    }
+
+    /// Runs `work` to its end. Blocks.
+    ///
+    /// # Panics
+    /// `work` does.
+    pub fn block_on<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
+        match &self.0 {
+            Threads::Shared(runtime) => runtime.block_on(work),
+            Threads::PerCore(cores, _) => cores.wait_for(work).expect("the work does not panic"),
+        }
+    }
+
+    /// Runs `work` beside the caller.
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        match &self.0 {
+            Threads::Shared(runtime) => drop(runtime.spawn(work)),
+            Threads::PerCore(cores, _) => drop(cores.first().spawn(work)),
+        }
+    }
+
+    /// Drops what runs, and waits for none of it.
+    pub fn shutdown_background(self) {
+        match self.0 {
+            Threads::Shared(runtime) => runtime.shutdown_background(),
+            Threads::PerCore(_, running) => drop(running),
+        }
+    }
+}
+
+fn set_up(mut builder: Builder) -> Builder {
     builder.thread_name("headrace-router").thread_keep_alive(BLOCKING_REST);
-    builder.event_interval(TASKS_BETWEEN_LOOKS).enable_all().build()
+    builder.event_interval(TASKS_BETWEEN_LOOKS).enable_all();
+    builder
 }
 
 #[cfg(test)]
@@ -39,7 +105,7 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_router_takes_no_huge_pages() {
-        let _runtime = super::runtime().unwrap();
+        let _runtime = super::Runtime::start(super::RuntimeKind::Shared).unwrap();
         assert!(rustix::thread::transparent_huge_pages_are_disabled().unwrap());
     }
 }

@@ -118,7 +118,7 @@ impl Outlet for SocketOutlet {
     }
 
     fn send(&self, piece: &mut BytesMut, is_last: bool) {
-        self.clients.gate.stream_goes();
+        self.clients.gates.stream_goes();
         if !self.socket.wire().send(chunk(piece, is_last)) {
             self.clients.app.metrics.http.stream_waits.inc();
         }

@@ -1,4 +1,4 @@
-//! Tasks of the runtime, read off when `/metrics` is: whatever leaks a task shows here first.
+//! Tasks of the router, read off when `/metrics` is: whatever leaks a task shows here first.
 
 use std::fmt;
 
@@ -7,25 +7,29 @@ use prometheus_client::encoding::DescriptorEncoder;
 use tokio::runtime::Handle;
 
 use crate::metrics::scrape::Scrape;
+use crate::process::cores::Cores;
 
-/// Tasks that are alive in the runtime in which this was made.
+/// Tasks that are alive in the runtimes of the threads among which this was made.
 #[derive(Debug)]
-pub struct Tasks(Handle);
+pub struct Tasks(Vec<Handle>);
 
 impl Tasks {
-    /// Of this runtime.
+    /// Of these runtimes.
     ///
     /// # Panics
     /// Outside of one.
     #[must_use]
     pub fn of_this_runtime() -> Self {
-        Self(Handle::current())
+        Self(match Cores::current() {
+            Some(cores) => cores.handles().cloned().collect(),
+            None => vec![Handle::current()],
+        })
     }
 }
 
 impl Collector for Tasks {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let alive = self.0.metrics().num_alive_tasks();
+        let alive: usize = self.0.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();
         let help =
             "Tasks of the router's runtime: those of its connections and links, and its own.";
         Scrape::new(encoder).gauge("headrace_tasks", help, i64::try_from(alive).unwrap_or(i64::MAX))
