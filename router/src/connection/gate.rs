@@ -65,15 +65,15 @@ impl Gates {
     pub(super) fn new() -> Self {
         Self(match Cores::current() {
             Some(cores) => {
-                let gates = cores.handles().map(|core| {
+                let gates = cores.handles().enumerate().map(|(number, core)| {
                     let _ushers = core.enter();
-                    Gate::with_places(PLACES_PER_THREAD)
+                    Gate::begin(PLACES_PER_THREAD, number == 0)
                 });
                 gates.collect()
             }
             None => {
                 let threads = Handle::current().metrics().num_workers();
-                vec![Gate::with_places(PLACES_PER_THREAD * threads)]
+                vec![Gate::begin(PLACES_PER_THREAD * threads, true)]
             }
         })
     }
@@ -98,7 +98,8 @@ impl Gates {
 }
 
 impl Gate {
-    fn with_places(places: usize) -> Self {
+    /// `gives_way`: other processes have their turn after each round of a burst. One gate that does so is enough.
+    fn begin(places: usize, gives_way: bool) -> Self {
         let rounds = Arc::new(Rounds {
             places,
             turns: Mutex::new(Turns { free: places, ..Turns::default() }),
@@ -106,7 +107,7 @@ impl Gate {
             polls: AtomicUsize::new(0),
             outside: AtomicUsize::new(0),
         });
-        let usher = tokio::spawn(usher(Arc::clone(&rounds))).abort_handle();
+        let usher = tokio::spawn(usher(Arc::clone(&rounds), gives_way)).abort_handle();
         Self { rounds, usher }
     }
 
@@ -137,7 +138,7 @@ impl Drop for Gate {
 }
 
 /// Begins a round once all others of the runtime have had their turn since the last one.
-async fn usher(rounds: Arc<Rounds>) {
+async fn usher(rounds: Arc<Rounds>, gives_way: bool) {
     loop {
         rounds.taken.notified().await;
         loop {
@@ -145,7 +146,7 @@ async fn usher(rounds: Arc<Rounds>) {
             if !rounds.begin() {
                 break;
             }
-            if rounds.outside.load(Relaxed) > CROWD {
+            if gives_way && rounds.outside.load(Relaxed) > CROWD {
                 std::thread::yield_now(); // it leaves no core to the other processes of this machine otherwise
             }
         }
@@ -322,7 +323,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_burst_stands_beside_a_stream_and_keeps_its_order() {
-        let (gate, done) = (Arc::new(Gate::with_places(2)), Arc::default());
+        let (gate, done) = (Arc::new(Gate::begin(2, true)), Arc::default());
         burst(&gate, &done);
         let stream = tokio::spawn(most_between(Arc::clone(&gate), Arc::clone(&done)));
         let most = stream.await.unwrap();
@@ -334,7 +335,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn on_several_threads_everybody_comes_in() {
         let places = 4 * PLACES_PER_THREAD;
-        let (gate, done) = (Arc::new(Gate::with_places(places)), Arc::default());
+        let (gate, done) = (Arc::new(Gate::begin(places, true)), Arc::default());
         burst(&gate, &done);
         burst(&gate, &done);
         tokio::spawn(most_between(Arc::clone(&gate), Arc::clone(&done))).await.unwrap();
@@ -346,7 +347,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_more_streams_go_by_the_more_are_let_in() {
-        let gate = Gate::with_places(1);
+        let gate = Gate::begin(1, true);
         let none = Streams::default();
         let mut waits: Vec<_> = (0..20).map(|_| Box::pin(gate.pass(&none, async {}))).collect();
         waits.retain_mut(|task| !poll(task));
@@ -362,7 +363,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_goes_away_while_it_waits_or_when_it_was_called_leaves_nothing_behind() {
-        let gate = Gate::with_places(1);
+        let gate = Gate::begin(1, true);
         let none = Streams::default();
         let mut waits: Vec<_> = (0..5).map(|_| Box::pin(gate.pass(&none, async {}))).collect();
         assert!(poll(&mut waits.remove(0)) && waits.iter_mut().all(|task| !poll(task)));
@@ -379,7 +380,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_has_begun_a_stream_needs_no_place() {
-        let gate = Gate::with_places(1);
+        let gate = Gate::begin(1, true);
         let streams = Streams::default();
         let mut task = Box::pin(gate.pass(&streams, async {
             let running = streams.begin();
