@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.request
+from typing import Any
 
 import pytest
 
@@ -59,3 +64,51 @@ def test_a_signal_ends_it(number: signal.Signals) -> None:
         assert running.wait() == 0
     finally:
         running.close()
+
+
+@pytest.mark.parametrize("runtime", ["shared", "per-core"])
+def test_chats_are_answered_on_every_runtime_and_a_drain_waits_for_them(runtime: str) -> None:
+    router = Running(
+        *("router", "--port", "0", "--worker-listen", "127.0.0.1:0"), *("--runtime", runtime)
+    )
+    mock: Running | None = None
+    try:
+        listening = router.wait_line(
+            r"http://(127\.0\.0\.1:\d+) for clients.*?(127\.0\.0\.1:\d+)", timeout=60
+        )
+        clients, workers = listening.groups()
+        mock = Running("mock", "--router", workers, "--workers", "3", "--cost", "2,0,0,0,0")
+        for shape in ([], ["--unary"]):
+            report = load(clients, "-n", "96", "-c", "24", "--max-tokens", "8", *shape)
+            assert (report["errors"], report["completion_tokens"]) == (0, 96 * 8)
+        with urllib.request.urlopen(f"http://{clients}/metrics", timeout=30) as page:
+            tasks = re.search(r"^headrace_tasks (\d+)$", page.read().decode(), re.MULTILINE)
+        assert tasks is not None
+        assert int(tasks[1]) > 3  # its own, and one for each link
+
+        body = json.dumps({"model": "mock", "prompt": "x", "max_tokens": 500, "stream": True})
+        connection = http.client.HTTPConnection(clients, timeout=60)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.read(5) == b"data:"
+        router.process.send_signal(signal.SIGTERM)
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert router.wait() == 0
+    finally:
+        if mock is not None:
+            mock.close()
+        router.close()
+
+
+def load(clients: str, *flags: str) -> dict[str, Any]:
+    """The report of a load on a router."""
+    command = [sys.executable, "-m", "headrace", "bench", "load", "--target", clients, *flags]
+    done = subprocess.run(
+        [*command, "--json", "-"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=ENV,
+        check=True,
+    )
+    return json.loads(done.stdout)

@@ -41,6 +41,7 @@ fn every_error_names_its_flag_and_a_remedy() {
         (refused(|a| a.heartbeat_timeout_ms = 3_000), "--heartbeat-timeout-ms"),
         (refused(|a| a.tokenizer_threads = 5_000), "--tokenizer-threads"),
         (refused(|a| a.log_format = "xml".into()), "--log-format"),
+        (refused(|a| a.runtime = "one".into()), "--runtime"),
         (refused(|a| a.log_level = "a=b=c".into()), "--log-level"),
         (refused(|a| a.shadow = Some("random".into())), "--shadow"),
         (refused(|a| a.shadow = Some(a.policy.clone())), "--shadow"),
