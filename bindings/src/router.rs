@@ -165,7 +165,7 @@ impl Router {
 
 impl Running {
     fn start(config: Config) -> Result<Self, String> {
-        let runtime = Runtime::start(config.runtime).map_err(|error| error.to_string())?;
+        let runtime = Runtime::start(config.per_core).map_err(|error| error.to_string())?;
         let server = runtime.block_on(Server::start(config)).map_err(|error| error.to_string())?;
         let ended = Arc::new(Ended::default());
         let running = Self {

@@ -21,6 +21,7 @@ use crate::log::requests::RequestLog;
 use crate::log::traces::Traces;
 use crate::log::{LostLines, change_filter};
 use crate::metrics::{Exposition, Metrics, Tasks, ThisProcess};
+use crate::process::cores::Cores;
 use crate::process::feed::Feed;
 use crate::response_store::ResponseStore;
 
@@ -191,7 +192,7 @@ fn exposed(
         exposed.register_collector(Box::new(KeysShown(Arc::clone(keys))));
     }
     exposed.register_collector(Box::new(LostLines::of_this_process()));
-    exposed.register_collector(Box::new(Tasks::of_this_runtime()));
+    exposed.register_collector(Box::new(Tasks(Cores::runtimes_here())));
     exposed.register_collector(Box::new(ThisProcess));
     exposed
 }

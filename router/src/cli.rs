@@ -160,7 +160,7 @@ fn flag_of(error: &ConfigError) -> Option<&'static str> {
 fn serve(config: Config, reread: Option<Reread>) -> Result<u8, Box<dyn Error>> {
     init_log(&config.log)?;
     let bounds = StopDeadlines { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
-    let runtime = Runtime::start(config.runtime)?;
+    let runtime = Runtime::start(config.per_core)?;
     let mut server = runtime.block_on(Server::start(config))?;
     if let Some(reread) = reread {
         server.reads_again(ReadConfig(Arc::new(move || reread.read())));

@@ -25,7 +25,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::core::policy::PolicyName;
-use crate::process::runtime::RuntimeKind;
 
 pub use access::{AccessConfig, Names};
 pub(crate) use args::MAX_CONNECTIONS;
@@ -79,8 +78,8 @@ pub struct Config {
     pub traces: Option<TracesConfig>,
     /// What a service manager passes and wants to hear.
     pub service: ServiceConfig,
-    /// How connections are spread over cores.
-    pub runtime: RuntimeKind,
+    /// Each connection and each link stays on the thread of one core.
+    pub per_core: bool,
 }
 
 /// The side of the clients.
@@ -375,7 +374,7 @@ impl TryFrom<RouterArgs> for Config {
             vllm_metrics,
             traces,
             service,
-            runtime: runtime(&args.runtime)?,
+            per_core: per_core(&args.runtime)?,
         })
     }
 }
@@ -398,10 +397,10 @@ fn flag_or_variable(
     ConfigError::Variable { variable, problem, remedy: remedy.to_owned() }
 }
 
-fn runtime(word: &str) -> Result<RuntimeKind, ConfigError> {
+fn per_core(word: &str) -> Result<bool, ConfigError> {
     match word {
-        "shared" => Ok(RuntimeKind::Shared),
-        "per-core" => Ok(RuntimeKind::PerCore),
+        "shared" => Ok(false),
+        "per-core" => Ok(true),
         _ => {
             let problem = format!("{word:?} is none");
             Err(flag("runtime", problem, "take shared or per-core"))

@@ -93,6 +93,7 @@ def test_chats_are_answered_on_every_runtime_and_a_drain_waits_for_them(runtime:
         assert answer.read(5) == b"data:"
         router.process.send_signal(signal.SIGTERM)
         assert answer.read().endswith(b"data: [DONE]\n\n")
+        connection.close()
         assert router.wait() == 0
     finally:
         if mock is not None:

@@ -9,7 +9,6 @@ use tokio::task::spawn_blocking;
 
 use super::*;
 use crate::config::LogConfig;
-use crate::process::runtime::RuntimeKind;
 
 /// The variable that makes a process a router, and says what is busy in it.
 const BUSY: &str = "HEADRACE_TEST_BUSY";
@@ -26,8 +25,7 @@ fn a_busy_router() {
     let args = RouterArgs { port: 0, worker_listen: "127.0.0.1:0".into(), ..RouterArgs::default() };
     let config = Config::try_from(args).unwrap();
     let bounds = StopDeadlines { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
-    let kind = if busy == "core" { RuntimeKind::PerCore } else { RuntimeKind::Shared };
-    let runtime = Runtime::start(kind).unwrap();
+    let runtime = Runtime::start(busy == "core").unwrap();
     let server = runtime.block_on(Server::start(config)).unwrap();
     let (begun, begins) = channel();
     let sleep = move || {

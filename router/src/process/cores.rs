@@ -39,7 +39,7 @@ pub(crate) enum Kind {
 
 /// A place on a core, until this drops.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct CorePlace {
     cores: Arc<Cores>,
     core: usize,
     kind: Kind,
@@ -47,9 +47,9 @@ pub(crate) struct Place {
 
 /// Ends the threads when it drops. What runs there is dropped.
 #[derive(Debug)]
-pub(super) struct Running(CancellationToken);
+pub(super) struct LiveCores(CancellationToken);
 
-impl Drop for Running {
+impl Drop for LiveCores {
     fn drop(&mut self) {
         self.0.cancel();
     }
@@ -63,9 +63,9 @@ impl Cores {
     pub(super) fn start(
         count: usize,
         builder: impl Fn() -> Builder,
-    ) -> io::Result<(Arc<Self>, Running)> {
+    ) -> io::Result<(Arc<Self>, LiveCores)> {
         let ends = CancellationToken::new();
-        let running = Running(ends.clone());
+        let running = LiveCores(ends.clone());
         let mut runtimes = Vec::with_capacity(count);
         for _ in 0..count.max(1) {
             runtimes.push(builder().build()?);
@@ -94,6 +94,15 @@ impl Cores {
         CURRENT.with(|current| current.get().map_or(0, |(_, number)| *number))
     }
 
+    /// The runtimes among which this is called: of all cores, or of tokio's own threads.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub(crate) fn runtimes_here() -> Vec<Handle> {
+        Self::current()
+            .map_or_else(|| vec![Handle::current()], |cores| cores.handles().cloned().collect())
+    }
+
     /// The runtimes.
     pub(crate) fn handles(&self) -> impl Iterator<Item = &Handle> {
         self.threads.iter().map(|core| &core.handle)
@@ -119,21 +128,21 @@ impl Cores {
     }
 
     /// A place where the fewest of this kind are.
-    pub(crate) fn place(self: &Arc<Self>, kind: Kind) -> Place {
+    pub(crate) fn place(self: &Arc<Self>, kind: Kind) -> CorePlace {
         let held = |core: &usize| self.threads[*core].held[kind as usize].load(Relaxed);
         let core = (0..self.threads.len()).min_by_key(held).expect("there is at least one");
         self.threads[core].held[kind as usize].fetch_add(1, Relaxed);
-        Place { cores: Arc::clone(self), core, kind }
+        CorePlace { cores: Arc::clone(self), core, kind }
     }
 }
 
-impl Place {
+impl CorePlace {
     pub(crate) fn handle(&self) -> &Handle {
         &self.cores.threads[self.core].handle
     }
 }
 
-impl Drop for Place {
+impl Drop for CorePlace {
     fn drop(&mut self) {
         self.cores.threads[self.core].held[self.kind as usize].fetch_sub(1, Relaxed);
     }
@@ -145,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    fn cores(count: usize) -> (Arc<Cores>, Running) {
+    fn cores(count: usize) -> (Arc<Cores>, LiveCores) {
         Cores::start(count, || {
             let mut builder = Builder::new_current_thread();
             builder.enable_all();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::runtime::Builder;
 
-use super::cores::{Cores, Running};
+use super::cores::{Cores, LiveCores};
 
 /// A thread for blocking work without any ends after this long. An allocator keeps what a thread has freed for that
 /// thread, so memory of a large body comes back when the thread goes; tokio's own 10 s are long after a peak.
@@ -28,16 +28,6 @@ fn take_small_pages() {
     }
 }
 
-/// How tasks are spread over threads, of which there are as many as cores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RuntimeKind {
-    /// Each task runs on whichever thread is free.
-    #[default]
-    Shared,
-    /// Each connection and each link stays on one thread.
-    PerCore,
-}
-
 /// What a router runs on.
 #[derive(Debug)]
 pub struct Runtime(Threads);
@@ -45,25 +35,25 @@ pub struct Runtime(Threads);
 #[derive(Debug)]
 enum Threads {
     Shared(tokio::runtime::Runtime),
-    PerCore(Arc<Cores>, Running),
+    PerCore(Arc<Cores>, LiveCores),
 }
 
 impl Runtime {
-    /// Starts its threads. The process takes small pages from here on.
+    /// Starts its threads, as many as there are cores. The process takes small pages from here on.
+    ///
+    /// `per_core`: each connection and each link stays on one of them, in the place of whichever is free.
     ///
     /// # Errors
     /// The system gives no threads or descriptors.
-    pub fn start(kind: RuntimeKind) -> io::Result<Self> {
+    pub fn start(per_core: bool) -> io::Result<Self> {
         take_small_pages();
-        Ok(Self(match kind {
-            RuntimeKind::Shared => Threads::Shared(set_up(Builder::new_multi_thread()).build()?),
-            RuntimeKind::PerCore => {
-                let count = std::thread::available_parallelism().map_or(1, NonZero::get);
-                let (cores, running) =
-                    Cores::start(count, || set_up(Builder::new_current_thread()))?;
-                Threads::PerCore(cores, running)
-            }
-        }))
+        if !per_core {
+            let runtime = set_up(Builder::new_multi_thread()).build()?;
+            return Ok(Self(Threads::Shared(runtime)));
+        }
+        let count = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let (cores, live) = Cores::start(count, || set_up(Builder::new_current_thread()))?;
+        Ok(Self(Threads::PerCore(cores, live)))
     }
 
     /// Runs `work` to its end. Blocks.
@@ -105,7 +95,7 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_router_takes_no_huge_pages() {
-        let _runtime = super::Runtime::start(super::RuntimeKind::Shared).unwrap();
+        let _runtime = super::Runtime::start(false).unwrap();
         assert!(rustix::thread::transparent_huge_pages_are_disabled().unwrap());
     }
 }

@@ -7,25 +7,10 @@ use prometheus_client::encoding::DescriptorEncoder;
 use tokio::runtime::Handle;
 
 use crate::metrics::scrape::Scrape;
-use crate::process::cores::Cores;
 
-/// Tasks that are alive in the runtimes of the threads among which this was made.
+/// Tasks that are alive in these runtimes.
 #[derive(Debug)]
-pub struct Tasks(Vec<Handle>);
-
-impl Tasks {
-    /// Of these runtimes.
-    ///
-    /// # Panics
-    /// Outside of one.
-    #[must_use]
-    pub fn of_this_runtime() -> Self {
-        Self(match Cores::current() {
-            Some(cores) => cores.handles().cloned().collect(),
-            None => vec![Handle::current()],
-        })
-    }
-}
+pub struct Tasks(pub Vec<Handle>);
 
 impl Collector for Tasks {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
