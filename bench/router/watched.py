@@ -86,30 +86,44 @@ def collector() -> Generator[str]:
 
 
 @contextlib.contextmanager
-def looked_at(address: str) -> Generator[list[int]]:
-    """One reader of the dashboard's stream, one of the metrics; the bytes that came by the dashboard."""
+def dashboard(address: str) -> Generator[list[int]]:
+    """Keeps the dashboard's stream open; the bytes of each event."""
     came: list[int] = []
     ended = threading.Event()
 
-    def dashboard() -> None:
+    def read() -> None:
         with urllib.request.urlopen(f"http://{address}/dashboard/events", timeout=60) as stream:
             while not ended.is_set() and (line := stream.readline()):
-                came.append(len(line))
+                if line.startswith(b"data:"):
+                    came.append(len(line))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield came
+    finally:
+        ended.set()
+        reader.join(timeout=10)
+
+
+@contextlib.contextmanager
+def looked_at(address: str) -> Generator[list[int]]:
+    """The dashboard is open, and the metrics are scraped; the bytes that came by the dashboard."""
+    ended = threading.Event()
 
     def metrics() -> None:
         while not ended.wait(SCRAPE_S):
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as page:
                 page.read()
 
-    readers = [threading.Thread(target=run, daemon=True) for run in (dashboard, metrics)]
-    for reader in readers:
-        reader.start()
+    scraper = threading.Thread(target=metrics, daemon=True)
+    scraper.start()
     try:
-        yield came
+        with dashboard(address) as came:
+            yield came
     finally:
         ended.set()
-        for reader in readers:
-            reader.join(timeout=10)
+        scraper.join(timeout=10)
 
 
 def cost(binaries: Path, doc: Path, folder: Path, way: Way, what: str) -> dict[str, float]:

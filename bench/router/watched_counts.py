@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Generator, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 from bench.budget.__main__ import CASES, COUNTERS, END_LIMIT_S, whole
 from bench.helpers.report import ROOT, write
 from bench.router.overhead import Stack, load
-from bench.router.watched import SCRAPE_S
+from bench.router.watched import SCRAPE_S, dashboard
 from headrace.models.load.source import resolve
 
 CHATS = 2_000
@@ -41,27 +40,6 @@ def nobody(address: str) -> Generator[list[int]]:
     """Looks at nothing."""
     del address
     yield []
-
-
-@contextlib.contextmanager
-def dashboard(address: str) -> Generator[list[int]]:
-    """Keeps the dashboard's stream open; the bytes of each event."""
-    came: list[int] = []
-    ended = threading.Event()
-
-    def read() -> None:
-        with urllib.request.urlopen(f"http://{address}/dashboard/events", timeout=60) as stream:
-            while not ended.is_set() and (line := stream.readline()):
-                if line.startswith(b"data:"):
-                    came.append(len(line))
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        yield came
-    finally:
-        ended.set()
-        reader.join(timeout=10)
 
 
 @contextlib.contextmanager

@@ -87,12 +87,12 @@ async fn accept(clients: &Arc<Clients>, listener: &TcpListener, connections: &Ta
             });
             continue;
         };
-        let Ok(stream) = stream.into_std() else { continue };
         let core = place.handle().clone();
+        let moved = stream.into_std();
         let serving = async move {
-            // fails only where the system has no memory for it
-            if let Ok(stream) = TcpStream::from_std(stream) {
-                serve(stream, address, &clients).await;
+            match moved.and_then(TcpStream::from_std) {
+                Ok(stream) => serve(stream, address, &clients).await,
+                Err(error) => tracing::warn!(%error, "a client was lost on the way to its core"),
             }
             drop((room, place));
         };

@@ -172,11 +172,14 @@ pub(super) async fn accept_workers(
                     links.spawn(serve_worker(socket, dial, tls, registry, visit, told));
                     continue;
                 };
-                let Ok(moved) = socket.let_go() else { continue };
                 let core = place.handle().clone();
+                let moved = socket.let_go();
                 let serving = async move {
-                    if let Ok(socket) = moved.take() {
-                        serve_worker(socket, dial, tls, registry, visit, told).await;
+                    match moved.and_then(Moved::take) {
+                        Ok(socket) => serve_worker(socket, dial, tls, registry, visit, told).await,
+                        Err(error) => {
+                            tracing::warn!(%error, "a worker was lost on the way to its core");
+                        }
                     }
                     drop(place);
                 };
