@@ -39,7 +39,7 @@ use tokio::net::TcpStream;
 use crate::app::App;
 use crate::net::Peer;
 use crate::process::stopper::Stopper;
-use gate::{Gates, Streams};
+use gate::{Gates, InHand};
 use guarded::{Guarded, Plain, Protocol};
 use open::Open;
 use socket::Socket;
@@ -68,7 +68,7 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
         None => Transport::from(stream),
         Some(port) => {
             let entering = tls_port::enter(stream, address, port, clients);
-            let entered = Box::pin(clients.gates.pass(&Streams::default(), entering)).await;
+            let entered = Box::pin(clients.gates.pass(&InHand::default(), entering)).await;
             let Some(stream) = entered else { return };
             stream
         }
@@ -76,7 +76,7 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
     let peer = Peer { address, connection: clients.next.fetch_add(1, Relaxed) };
     let socket = Arc::new(Socket::new(stream, peer));
     let _open = clients.open.enter(&socket);
-    let streams = socket.streams.clone();
+    let in_hand = socket.in_hand.clone();
     // on the heap: a future that is handed on by value has room in each of those that hand it on
     let conversation = Box::pin(async move {
         let _ = socket.wire().stream.set_nodelay(true); // fails only on a socket that is gone
@@ -85,7 +85,7 @@ async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
             () = clients.stopper.stopped() => {}
         }
     });
-    clients.gates.pass(&streams, conversation).await;
+    clients.gates.pass(&in_hand, conversation).await;
 }
 
 async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {

@@ -240,9 +240,9 @@ pub struct RouterArgs {
     #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Bounds")]
     pub retries: u32,
 
-    /// How connections are spread over cores: `shared`, each runs on whichever thread is free; `per-core`, each stays on
-    /// the thread with the fewest, which costs less CPU and lets one that has much to do hold up its neighbours.
-    #[arg(long, default_value = "shared", value_parser = ["shared", "per-core"])]
+    /// How connections are spread over cores: `per-core`, each stays on the thread with the fewest, which costs less CPU and
+    /// lets one that has much to do hold up its neighbours; `shared`, each runs on whichever thread is free.
+    #[arg(long, default_value = "per-core", value_parser = ["per-core", "shared"])]
     pub runtime: String,
     /// Threads that render chat templates and tokenise. 0 takes one thread for every two cores.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Tokeniser")]

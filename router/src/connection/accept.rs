@@ -8,7 +8,7 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 
-use super::gate::{Gates, Streams};
+use super::gate::{Gates, InHand};
 use super::last_words::TOO_MANY;
 use super::open::Open;
 use super::socket::Socket;
@@ -43,7 +43,7 @@ pub(crate) async fn accept_clients(
         app,
     });
     let accepting = accept(&clients, &listener, &connections);
-    clients.gates.pass(&Streams::default(), accepting).await;
+    clients.gates.pass(&InHand::default(), accepting).await;
 }
 
 async fn accept(clients: &Arc<Clients>, listener: &TcpListener, connections: &TaskTracker) {

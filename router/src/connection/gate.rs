@@ -4,8 +4,10 @@
 //!
 //! The gate lets few in and then waits for one round of the runtime's queue, in which everybody else has had a turn. A place
 //! lasts for one poll and never across an await, so nobody holds one while it waits for a client or a worker, and who goes
-//! away leaves nothing behind. Those outside go in by the order in which they came. Where streams keep the threads busy, a
-//! round takes long, and the gate opens wider: a place is given away for every few polls of streams as well.
+//! away leaves nothing behind. Those outside go in by the order in which they came, and a request that was in keeps its place in
+//! that order until it is answered: of thousands that come at once, those that have begun are finished before others are read.
+//! Where streams keep the threads busy, a round takes long, and the gate opens wider: a place is given away for every few polls
+//! of streams as well.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -87,8 +89,8 @@ impl Gates {
     ///
     /// # Cancel safety
     /// A dropped call waits no longer.
-    pub(super) async fn pass<T>(&self, streams: &Streams, work: impl Future<Output = T>) -> T {
-        self.here().pass(streams, work).await
+    pub(super) async fn pass<T>(&self, in_hand: &InHand, work: impl Future<Output = T>) -> T {
+        self.here().pass(in_hand, work).await
     }
 
     /// A stream is written elsewhere than in its own task.
@@ -111,19 +113,19 @@ impl Gate {
         Self { rounds, usher }
     }
 
-    /// Does `work`, a whole task, in turns while it writes none of `streams`.
+    /// Does `work`, a whole task, in turns while it has no stream `in_hand`.
     ///
     /// # Cancel safety
     /// A dropped call waits no longer.
-    async fn pass<T>(&self, streams: &Streams, work: impl Future<Output = T>) -> T {
+    async fn pass<T>(&self, in_hand: &InHand, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
-        let mut turn = Turn { rounds: &self.rounds, ticket: None };
+        let mut turn = Turn { rounds: &self.rounds, ticket: None, is_outside: false };
         poll_fn(|context| {
-            if streams.any() {
+            if in_hand.any_stream() {
                 turn.leave();
                 self.rounds.stream_goes();
             } else {
-                ready!(turn.poll_enter(context));
+                ready!(turn.poll_enter(in_hand.any_request(), context));
             }
             work.as_mut().poll(context)
         })
@@ -197,21 +199,31 @@ impl Rounds {
 /// A task at the gate. When this drops, it is away.
 struct Turn<'a> {
     rounds: &'a Rounds,
-    /// It waits with this one; if nobody waits with it, it was called.
+    /// Its place in the order.
     ticket: Option<u64>,
+    /// It waits; if nobody waits with its ticket, it was called.
+    is_outside: bool,
 }
 
 impl Turn<'_> {
-    fn poll_enter(&mut self, context: &Context<'_>) -> Poll<()> {
+    /// `goes_on`: with the request that it came for before.
+    fn poll_enter(&mut self, goes_on: bool, context: &Context<'_>) -> Poll<()> {
         let mut turns = self.rounds.turns();
-        if let Some(ticket) = self.ticket {
-            if let Some(waker) = turns.outside.get_mut(&ticket) {
+        if self.is_outside {
+            if let Some(waker) = self.ticket.and_then(|ticket| turns.outside.get_mut(&ticket)) {
                 waker.clone_from(context.waker());
                 return Poll::Pending;
             }
-            self.ticket = None;
+            self.is_outside = false;
             return Poll::Ready(());
         }
+        let ticket = match self.ticket {
+            Some(ticket) if goes_on => ticket,
+            _ => {
+                turns.tickets += 1;
+                *self.ticket.insert(turns.tickets)
+            }
+        };
         if turns.free > 0 && turns.outside.is_empty() {
             turns.free -= 1;
             if turns.free == 0 {
@@ -219,16 +231,16 @@ impl Turn<'_> {
             }
             return Poll::Ready(());
         }
-        turns.tickets += 1;
-        let ticket = turns.tickets;
         turns.outside.insert(ticket, context.waker().clone());
-        self.ticket = Some(ticket);
+        self.is_outside = true;
         self.rounds.outside.store(turns.outside.len(), Relaxed);
         Poll::Pending
     }
 
     fn leave(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
+        if std::mem::take(&mut self.is_outside)
+            && let Some(ticket) = self.ticket
+        {
             let mut turns = self.rounds.turns();
             turns.outside.remove(&ticket);
             self.rounds.outside.store(turns.outside.len(), Relaxed);
@@ -242,27 +254,52 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// The streams of events that a task writes.
+/// What a task does for its client.
 #[derive(Clone, Default)]
-pub(super) struct Streams(Arc<AtomicUsize>);
+pub(super) struct InHand(Arc<Counts>);
 
-/// One of them, until it drops.
-pub(super) struct RunningStream(Arc<AtomicUsize>);
+#[derive(Default)]
+struct Counts {
+    requests: AtomicUsize,
+    /// Of events.
+    streams: AtomicUsize,
+}
 
-impl Streams {
-    pub(super) fn begin(&self) -> RunningStream {
-        self.0.fetch_add(1, Relaxed);
-        RunningStream(Arc::clone(&self.0))
+/// A request that is not answered yet, until it drops.
+pub(super) struct RequestInHand(InHand);
+
+/// A stream of events that is written, until it drops.
+pub(super) struct RunningStream(InHand);
+
+impl InHand {
+    pub(super) fn request(&self) -> RequestInHand {
+        self.0.requests.fetch_add(1, Relaxed);
+        RequestInHand(self.clone())
     }
 
-    fn any(&self) -> bool {
-        self.0.load(Relaxed) > 0
+    pub(super) fn stream(&self) -> RunningStream {
+        self.0.streams.fetch_add(1, Relaxed);
+        RunningStream(self.clone())
+    }
+
+    fn any_request(&self) -> bool {
+        self.0.requests.load(Relaxed) > 0
+    }
+
+    fn any_stream(&self) -> bool {
+        self.0.streams.load(Relaxed) > 0
+    }
+}
+
+impl Drop for RequestInHand {
+    fn drop(&mut self) {
+        self.0.0.requests.fetch_sub(1, Relaxed);
     }
 }
 
 impl Drop for RunningStream {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        self.0.0.streams.fetch_sub(1, Relaxed);
     }
 }
 
@@ -291,15 +328,15 @@ mod tests {
                     }
                     done.order.lock().unwrap().push(number);
                 };
-                gate.pass(&Streams::default(), work).await;
+                gate.pass(&InHand::default(), work).await;
             });
         }
     }
 
     /// Polls of the burst between two of a stream, at most.
     async fn most_between(gate: Arc<Gate>, done: Arc<Done>) -> usize {
-        let streams = Streams::default();
-        let _stream = streams.begin();
+        let in_hand = InHand::default();
+        let _stream = in_hand.stream();
         let mut most = 0;
         let write = async {
             while done.order.lock().unwrap().len() < BURST {
@@ -308,7 +345,7 @@ mod tests {
                 most = most.max(done.polls.load(Relaxed) - before);
             }
         };
-        gate.pass(&streams, write).await;
+        gate.pass(&in_hand, write).await;
         most
     }
 
@@ -348,7 +385,7 @@ mod tests {
     #[tokio::test]
     async fn the_more_streams_go_by_the_more_are_let_in() {
         let gate = Gate::begin(1, true);
-        let none = Streams::default();
+        let none = InHand::default();
         let mut waits: Vec<_> = (0..20).map(|_| Box::pin(gate.pass(&none, async {}))).collect();
         waits.retain_mut(|task| !poll(task));
         assert_eq!(waits.len(), 19, "there is one place");
@@ -364,7 +401,7 @@ mod tests {
     #[tokio::test]
     async fn who_goes_away_while_it_waits_or_when_it_was_called_leaves_nothing_behind() {
         let gate = Gate::begin(1, true);
-        let none = Streams::default();
+        let none = InHand::default();
         let mut waits: Vec<_> = (0..5).map(|_| Box::pin(gate.pass(&none, async {}))).collect();
         assert!(poll(&mut waits.remove(0)) && waits.iter_mut().all(|task| !poll(task)));
         drop(waits.remove(1)); // it waits
@@ -381,9 +418,9 @@ mod tests {
     #[tokio::test]
     async fn a_task_that_has_begun_a_stream_needs_no_place() {
         let gate = Gate::begin(1, true);
-        let streams = Streams::default();
-        let mut task = Box::pin(gate.pass(&streams, async {
-            let running = streams.begin();
+        let in_hand = InHand::default();
+        let mut task = Box::pin(gate.pass(&in_hand, async {
+            let running = in_hand.stream();
             end_of_queue().await;
             drop(running);
             end_of_queue().await;
@@ -392,6 +429,31 @@ mod tests {
         assert!(!poll(&mut task), "it has ended it, though the place is taken");
         assert!(!poll(&mut task), "and waits");
         assert!(gate.rounds.begin() && poll(&mut task));
-        assert!(!streams.any());
+        assert!(!in_hand.any_stream());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_was_in_goes_before_those_that_came_later_until_it_is_answered() {
+        let gate = Gate::begin(1, true);
+        let (none, in_hand) = (InHand::default(), InHand::default());
+        let mut task = Box::pin(gate.pass(&in_hand, async {
+            let request = in_hand.request();
+            end_of_queue().await;
+            drop(request);
+            end_of_queue().await;
+        }));
+        assert!(!poll(&mut task), "it has begun");
+        let mut others: Vec<_> = (0..3).map(|_| Box::pin(gate.pass(&none, async {}))).collect();
+        assert!(others.iter_mut().all(|other| !poll(other)));
+        assert!(!poll(&mut task), "the place is taken");
+        assert!(gate.rounds.begin());
+        assert!(!poll(&mut others[0]), "who came later");
+        assert!(!poll(&mut task), "it is answered");
+        assert!(!poll(&mut task), "and waits again, now behind the others");
+        for mut other in others {
+            assert!(gate.rounds.begin() && poll(&mut other));
+        }
+        assert!(gate.rounds.begin() && poll(&mut task));
+        assert!(is_at_rest(&gate));
     }
 }

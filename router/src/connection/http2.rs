@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Clients;
-use super::gate::Streams;
+use super::gate::InHand;
 use super::guarded::Guarded;
 use super::http1::is_event_stream;
 use super::socket::{Answering, Socket};
@@ -102,9 +102,10 @@ fn take(
     let (socket, clients) = (Arc::clone(socket), Arc::clone(clients));
     let answering = Answering::begin(&socket, Version::HTTP_2, false);
     answers.spawn(async move {
-        let streams = Streams::default();
-        let answer = answer(request, respond, &socket, &clients, &streams);
-        let _ = clients.gates.pass(&streams, answer).await;
+        let in_hand = InHand::default();
+        let _request = in_hand.request();
+        let answer = answer(request, respond, &socket, &clients, &in_hand);
+        let _ = clients.gates.pass(&in_hand, answer).await;
         drop(answering);
     });
 }
@@ -127,7 +128,7 @@ async fn answer(
     mut respond: SendResponse<Bytes>,
     socket: &Arc<Socket>,
     clients: &Arc<Clients>,
-    streams: &Streams,
+    in_hand: &InHand,
 ) -> Result<(), Broken> {
     request.extensions_mut().insert(socket.peer);
     request.extensions_mut().insert(Entrance::of(socket.peer.address));
@@ -142,7 +143,7 @@ async fn answer(
         return Err(Broken::Stalled);
     };
     // the task of the connection writes what this one gives it
-    let _running = is_event_stream(&answer).then(|| (streams.begin(), socket.streams.begin()));
+    let _running = is_event_stream(&answer).then(|| (in_hand.stream(), socket.in_hand.stream()));
     let (mut head, body) = answer.into_parts();
     head.version = Version::HTTP_2;
     finish_headers(&mut head.headers, &body);

@@ -8,7 +8,7 @@ use hyper::Version;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::gate::{RunningStream, Streams};
+use super::gate::{InHand, RequestInHand, RunningStream};
 use super::half_closed::Shut;
 use super::transport::Transport;
 use super::wire::ClientWire;
@@ -21,8 +21,8 @@ const REST: Duration = Duration::from_secs(120);
 /// Shared, so that last words can be said after hyper gave up. The locks are never contended.
 pub(super) struct Socket {
     pub(super) peer: Peer,
-    /// Streams of events that run on it.
-    pub(super) streams: Streams,
+    /// Of the task that serves it.
+    pub(super) in_hand: InHand,
     wire: Mutex<ClientWire>,
     /// Bytes came since the last ones that were sent.
     asked: AtomicBool,
@@ -99,7 +99,7 @@ impl Socket {
         };
         Self {
             peer,
-            streams: Streams::default(),
+            in_hand: InHand::default(),
             wire: Mutex::new(ClientWire::new(stream)),
             asked: AtomicBool::new(false),
             unflushed: AtomicBool::new(false),
@@ -211,6 +211,8 @@ impl Drop for WriteTurn {
 pub(super) struct Answering {
     socket: Arc<Socket>,
     stream: OnceLock<RunningStream>,
+    /// Over HTTP/1.1 the connection's task does all for it; over HTTP/2 it has a task of its own.
+    _request: Option<RequestInHand>,
     /// All of its request was read.
     is_read: AtomicBool,
 }
@@ -226,7 +228,8 @@ impl Answering {
         turn.version = version;
         drop(turn);
         let is_read = AtomicBool::new(!receiving);
-        Self { socket: Arc::clone(socket), stream: OnceLock::new(), is_read }
+        let _request = (version != Version::HTTP_2).then(|| socket.in_hand.request());
+        Self { socket: Arc::clone(socket), stream: OnceLock::new(), _request, is_read }
     }
 
     /// The whole request is here, or nobody wants the rest of it.
@@ -243,7 +246,7 @@ impl Answering {
     /// Its answer begins; `events`: as a stream of events.
     pub(super) fn answered(&self, events: bool) {
         if events {
-            self.stream.get_or_init(|| self.socket.streams.begin());
+            self.stream.get_or_init(|| self.socket.in_hand.stream());
         }
         let mut turn = self.socket.turn();
         turn.unanswered -= 1;

@@ -106,7 +106,7 @@ impl Reservation {
     /// A dropped call submits nothing, or cancels what it submitted.
     pub(crate) async fn submit(
         mut self,
-        submit: Submit,
+        mut submit: Box<Submit>,
         pooled_width: u32,
         memory: MemoryShare,
         parent: Option<LegParent>,
@@ -120,7 +120,8 @@ impl Reservation {
         let pools = submit.pooling.is_some();
         let mailbox = Arc::new(if pools { mailbox.pooling(pooled_width) } else { mailbox });
         let hangup = Hangup::new(Arc::clone(&self.registry.metrics));
-        let (submit, parent) = (Submit { request, ..submit }, parent.as_ref());
+        submit.request = request;
+        let parent = parent.as_ref();
         let Some(prefill) = &self.prefill else {
             let lease = link.submit(submit, LegWork::Whole, &mailbox, &hangup, parent).await?;
             return Ok(TokenStream::new(mailbox, hangup, lease, None));
@@ -139,22 +140,17 @@ impl Reservation {
         Ok(TokenStream::new(mailbox, hangup, decode, prefill))
     }
 
-    fn legs(&self, submit: Submit, prefill: &PrefillPlace) -> (Submit, Submit) {
+    fn legs(&self, submit: Box<Submit>, prefill: &PrefillPlace) -> (Box<Submit>, Box<Submit>) {
         let FleetConfig { kv_lease, transfer_timeout, .. } = self.registry.setup.config.fleet;
-        let prefill_submit = Submit {
-            request: prefill.place.request,
-            kv_transfer: Some(KvTransfer { lease_ms: millis(kv_lease) }),
-            ..submit.clone()
-        };
-        let decode_submit = Submit {
-            kv_from: Some(KvFrom {
-                worker: prefill.place.link.worker.clone(),
-                transfer: prefill.transfer.clone(),
-                timeout_ms: millis(transfer_timeout),
-            }),
-            ..submit
-        };
-        (decode_submit, prefill_submit)
+        let (mut of_decode, mut of_prefill) = (submit.clone(), submit);
+        of_prefill.request = prefill.place.request;
+        of_prefill.kv_transfer = Some(KvTransfer { lease_ms: millis(kv_lease) });
+        of_decode.kv_from = Some(KvFrom {
+            worker: prefill.place.link.worker.clone(),
+            transfer: prefill.transfer.clone(),
+            timeout_ms: millis(transfer_timeout),
+        });
+        (of_decode, of_prefill)
     }
 
     /// What it holds was given back by other means.

@@ -8,6 +8,7 @@ mod leg;
 mod leg_span;
 mod legs;
 mod overdue;
+mod submits;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +28,8 @@ pub(crate) use self::hangup::Hangup;
 pub(crate) use self::leg::{LegWork, Partner};
 pub(crate) use self::leg_span::LegParent;
 use self::legs::Legs;
+pub(super) use self::submits::SubmitQueue;
+use self::submits::{Submits, submits};
 use super::codec::{CodecError, FrameArrival, FrameReader, FrameWriter};
 use super::registry::Registry;
 use super::stream::Burst;
@@ -36,8 +39,6 @@ use crate::core::frame::{Describe, Frame, ModelPart, Ping, RequestId, Submit};
 use crate::metrics::ModelMetrics;
 use crate::process::lock::Lock;
 
-/// Submits that may wait for the socket. Few: a worker's queue is the place to wait.
-const SUBMITS_WAITING: usize = 64;
 /// The writer sends once this much was collected.
 const WRITE_BYTES: usize = 256 << 10;
 
@@ -51,7 +52,7 @@ pub(crate) struct Link {
     metrics: Arc<ModelMetrics>,
     submit_timeout: Duration,
     legs: Lock<Legs>,
-    submits: mpsc::Sender<Submit>,
+    submits: Submits,
     urgent: Notify,
     asked: Lock<Option<Description>>,
     heard_ms: AtomicU64,
@@ -89,8 +90,8 @@ impl Link {
         registry: Arc<Registry>,
         metrics: Arc<ModelMetrics>,
         submit_timeout: Duration,
-    ) -> (Arc<Self>, mpsc::Receiver<Submit>) {
-        let (submits, inbox) = mpsc::channel(SUBMITS_WAITING);
+    ) -> (Arc<Self>, SubmitQueue) {
+        let (submits, queue) = submits();
         let link = Self {
             id,
             worker,
@@ -107,7 +108,7 @@ impl Link {
             close: CancellationToken::new(),
             closing: Lock::new("the end of a link", None),
         };
-        (Arc::new(link), inbox)
+        (Arc::new(link), queue)
     }
 
     /// Reads and writes until one of both ends or [`Self::close`] is called; then all legs fail.
@@ -115,7 +116,7 @@ impl Link {
         self: &Arc<Self>,
         mut reader: FrameReader<R>,
         mut writer: FrameWriter<W>,
-        submits: mpsc::Receiver<Submit>,
+        submits: SubmitQueue,
         events: BlockEvents,
     ) -> Arc<LinkError>
     where
@@ -208,13 +209,13 @@ impl Link {
     async fn write<W: AsyncWrite + Unpin>(
         &self,
         writer: &mut FrameWriter<W>,
-        mut submits: mpsc::Receiver<Submit>,
+        mut submits: SubmitQueue,
     ) -> LinkError {
         loop {
             let mut next = tokio::select! {
                 biased;
                 () = self.urgent.notified() => None,
-                submit = submits.recv() => submit,
+                submit = submits.next() => submit,
             };
             loop {
                 if let Err(error) = self.push(writer, next.take()) {
@@ -223,7 +224,7 @@ impl Link {
                 if writer.pending() >= WRITE_BYTES {
                     break;
                 }
-                next = submits.try_recv().ok();
+                next = submits.next_now();
                 if next.is_none() {
                     break;
                 }
@@ -253,7 +254,7 @@ impl Link {
     fn push<W: AsyncWrite + Unpin>(
         &self,
         writer: &mut FrameWriter<W>,
-        submit: Option<Submit>,
+        submit: Option<Box<Submit>>,
     ) -> Result<(), CodecError> {
         let look_ms =
             self.registry.at_ms(Instant::now() + self.registry.setup.config.deadlines.stall);
@@ -269,7 +270,7 @@ impl Link {
             writer.push(frame)?;
         }
         let Some((submit, later)) = submit else { return Ok(()) };
-        writer.push(&Frame::Submit(submit))?;
+        writer.push(&Frame::Submit(*submit))?;
         later.iter().try_for_each(|frame| writer.push(frame))
     }
 

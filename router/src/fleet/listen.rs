@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
@@ -18,11 +17,11 @@ use self::told::Told;
 use super::StartError;
 use super::codec::{FrameReader, FrameWriter};
 use super::handshake::{HELLO_BYTES, HandshakeError, greet, send};
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, SubmitQueue};
 use super::registry::Registry;
 use crate::config::{ServiceConfig, SocketRole, WorkerListen};
 use crate::core::events::BlockEvents;
-use crate::core::frame::{MAX_FRAME_BYTES, Submit};
+use crate::core::frame::MAX_FRAME_BYTES;
 use crate::error::Causes;
 use crate::net::lobby::{Lobby, MOST, Origin, Visit};
 use crate::net::tls::ServerTls;
@@ -266,7 +265,7 @@ struct Joined {
     worker: String,
     events: BlockEvents,
     link: Arc<Link>,
-    submits: mpsc::Receiver<Submit>,
+    submits: SubmitQueue,
     reader: FrameReader<ReadHalf>,
     writer: FrameWriter<WriteHalf>,
 }

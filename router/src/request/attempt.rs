@@ -71,7 +71,7 @@ impl Attempt {
         let recorder = Recorder::begin(place.waited());
         common.app.decisions.note(&job.account, place.decision(), recorder.actual());
         let worker = place.worker();
-        let submit = self.submit(&common, index, priority);
+        let submit = Box::new(self.submit(&common, index, priority)); // moved from hand to hand
         tracing::debug!(
             request = job.name,
             worker = place.worker_name(),
@@ -85,7 +85,7 @@ impl Attempt {
             choice,
             is_retry: self.before.is_some(),
         });
-        // in a box, which those who wait for a place do not have yet: seven kilobytes
+        // in a box, which those who wait for a place do not have yet
         let submitted = Box::pin(place.submit(submit, common.model.pooled_width, memory, request));
         let submitted = submitted.await;
         let stream = submitted.map_err(|error| {

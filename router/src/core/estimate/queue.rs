@@ -10,6 +10,8 @@ use crate::core::frame::QueueRule;
 /// Prompts of a queue that are replayed one by one. Those behind count as one long prompt, together with the last of them:
 /// where each prompt takes half of what is left, they get nothing of the next steps anyway.
 pub(in crate::core) const MOST_QUEUED: usize = 10;
+/// Of a worker that is not behind with its work.
+const FEW: usize = 4;
 
 /// A prompt that a worker has, as of the end of the step that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -76,7 +78,12 @@ impl PromptQueue {
 
     /// One more, behind all others.
     pub(in crate::core) fn push(&mut self, prompt: QueuedPrompt) {
-        if self.prompts.len() < MOST_QUEUED {
+        let len = self.prompts.len();
+        if len < MOST_QUEUED {
+            if len == self.prompts.capacity() {
+                // a decision keeps it as long as its request lasts: no room for more than there can be
+                self.prompts.reserve_exact(if len < FEW { FEW - len } else { MOST_QUEUED - len });
+            }
             self.prompts.push(prompt);
         } else if let Some(last) = self.prompts.last_mut() {
             last.running = last.running.saturating_add(prompt.running);

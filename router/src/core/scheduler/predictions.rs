@@ -12,7 +12,7 @@ impl<W> Scheduler<W> {
     /// The prompt of `ask` goes to this worker: the first tokens of those that wait there come later.
     pub(super) fn delays(&mut self, i: usize, on: &Candidate, ask: &Ask, now_ms: f64) {
         let later_ms = delays_ms(&on.worker_load, &on.queue, &ask.demand(on.cached_tokens));
-        for (request, later_ms) in self.workers[i].queued().into_iter().zip(later_ms) {
+        for (request, later_ms) in self.workers[i].queued().zip(later_ms) {
             let Some(leg) = request.and_then(|request| self.legs.get_mut(&request)) else {
                 continue;
             };

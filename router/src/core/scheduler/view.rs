@@ -70,7 +70,7 @@ impl<W> Scheduler<W> {
             load: worker.load,
             booked_requests: worker.booked_requests,
             booked_tokens: worker.booked_tokens,
-            backlog_tokens: worker.backlog_tokens,
+            backlog_tokens: worker.backlog_tokens(),
             held_blocks: self.holdings.held(&worker.places),
             withdrawn: worker.credit.withdrawn(),
             doubt: worker.claims.doubt(),

@@ -2,14 +2,15 @@
 
 pub(super) mod answers;
 mod others;
+mod prefills;
 mod prompts;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use self::answers::RunningAnswer;
 pub(super) use self::others::OtherQueue;
-use self::prompts::{Arriving, Prefill};
+use self::prefills::{Prefill, Prefills};
+use self::prompts::Arriving;
 use super::Joining;
 use super::claims::Claims;
 use super::credit::Credit;
@@ -65,7 +66,7 @@ pub(super) struct Worker<W> {
     /// Legs booked since the last report, which it may not have counted yet.
     unreported: u32,
     /// Legs whose prompts it is to compute, without a first token, in the order in which it computes them.
-    prefills: VecDeque<Prefill>,
+    prefills: Prefills,
     /// Answers that are generated.
     pub(super) answers: Vec<RunningAnswer>,
     /// Legs whose KV is on its way to it.
@@ -75,15 +76,8 @@ pub(super) struct Worker<W> {
     arriving_new: f64,
     /// Prefill legs that are done, whose KV waits to be fetched.
     pub(super) pinned: u32,
-    /// What is left of them.
-    pub(super) backlog_tokens: u64,
-    /// Of that, what makes way for other requests.
-    yielding_tokens: u64,
     /// Legs that make way.
     yielding: u32,
-    backlog_context: f64,
-    /// Of `backlog_tokens`, those of prompts that have no blocks yet.
-    without_blocks: u64,
     /// What it says of its speed, against what is seen of it.
     pub(super) claims: Claims,
     /// What is seen of it, while it is not believed.
@@ -128,17 +122,13 @@ impl<W> Worker<W> {
             booked_tokens: 0,
             reports: 0,
             unreported: 0,
-            prefills: VecDeque::new(),
+            prefills: Prefills::default(),
             answers: Vec::new(),
             arrivals: Vec::new(),
             arriving_tokens: 0,
             arriving_new: 0.0,
             pinned: 0,
-            backlog_tokens: 0,
-            yielding_tokens: 0,
             yielding: 0,
-            backlog_context: 0.0,
-            without_blocks: 0,
             claims: Claims::default(),
             measured: Measured::default(),
             busy_since_ms: None,
@@ -190,7 +180,7 @@ impl<W> Worker<W> {
                 self.fit.observe(&StepFeatures::of(step), own_ms(step));
             }
             let of_others = self.others.take_done();
-            self.computed(step.prefill_tokens.saturating_sub(of_others));
+            self.prefills.computed(step.prefill_tokens.saturating_sub(of_others));
         } else {
             self.measure(step, given, now_ms);
         }
@@ -202,13 +192,13 @@ impl<W> Worker<W> {
             let came = f64::from(given.tokens) / f64::from(given.rows);
             self.accepted += ACCEPTED_WEIGHT * (gained.min(came).max(1.0) - self.accepted);
         }
-        self.prefills.iter_mut().for_each(|prefill| prefill.running = 0);
+        self.prefills.step_ends();
         self.others.step_ends();
         self.planned = false;
         self.step_began_ms = now_ms;
         self.busy_since_ms = (self.booked_at_work() > 0).then_some(now_ms);
         self.busy_since_step = true;
-        self.backlog_runs = self.backlog_tokens > 0;
+        self.backlog_runs = self.backlog_tokens() > 0;
         if !believed {
             return 0.0; // its prompts are known when they are done
         }
@@ -228,8 +218,12 @@ impl<W> Worker<W> {
 
     /// Tokens of prompts that have no first token yet, whatever of them was cached.
     fn pending_tokens(&self) -> f64 {
-        let prefills = self.prefills.iter().map(|prefill| u64::from(prefill.prompt_tokens));
-        prefills.sum::<u64>() as f64 + self.arriving_tokens as f64
+        self.prefills.sums().prompt_tokens as f64 + self.arriving_tokens as f64
+    }
+
+    /// Tokens of this router's prompts that are to be computed.
+    pub(super) fn backlog_tokens(&self) -> u64 {
+        self.prefills.sums().left
     }
 
     /// Takes note if it has nothing to do any more.
@@ -273,7 +267,7 @@ impl<W> Worker<W> {
         let prompt_tokens = leg.prompt_tokens;
         let left = prompt_tokens.saturating_sub(leg.cached_tokens);
         let running = if rests { left.min(self.capacity.batched_tokens) } else { 0 };
-        self.prefills.push_back(Prefill {
+        self.prefills.push(Prefill {
             request,
             prompt_tokens,
             left,
@@ -285,7 +279,6 @@ impl<W> Worker<W> {
             yields: leg.yields,
         });
         self.unreported += 1;
-        self.count_backlog();
     }
 
     /// The KV of this leg will not come.
@@ -390,8 +383,9 @@ impl<W> Worker<W> {
         let (backlog_tokens, backlog_context) = self.backlog();
         let occupied = self.occupied();
         let elapsed_ms = if occupied > 0 { (now_ms - self.step_began_ms).max(0.0) } else { 0.0 };
-        let to_come = (self.without_blocks as f64 + self.others.left() + self.arriving_new)
-            / f64::from(block_tokens);
+        let to_come =
+            (self.prefills.sums().without_blocks as f64 + self.others.left() + self.arriving_new)
+                / f64::from(block_tokens);
         WorkerLoad {
             cost: self.fit.cost(),
             step_tokens: self.capacity.batched_tokens.into(),
@@ -426,7 +420,7 @@ impl<W> Worker<W> {
     /// The same for a request that others make way for: their prompts wait behind its own, and half of the batch rows at least
     /// are given to requests like it.
     pub(super) fn load_before_yielding(&self, worker_load: &WorkerLoad) -> WorkerLoad {
-        let (yielding, tokens) = (f64::from(self.yielding), self.yielding_tokens as f64);
+        let (yielding, tokens) = (f64::from(self.yielding), self.prefills.sums().yielding as f64);
         let left = worker_load.backlog_tokens - tokens;
         let share =
             if worker_load.backlog_tokens > 0.0 { left / worker_load.backlog_tokens } else { 0.0 };
@@ -441,15 +435,15 @@ impl<W> Worker<W> {
 
     /// Prompt tokens ahead: of this router's legs as it keeps count of them, and of other routers' as the worker says.
     fn backlog(&self) -> (f64, f64) {
-        let own = self.backlog_tokens as f64;
+        let (own, positions) = (self.backlog_tokens() as f64, self.prefills.sums().context());
         if self.others.told() {
-            return (own + self.others.left(), self.backlog_context + self.others.context());
+            return (own + self.others.left(), positions + self.others.context());
         }
         let (theirs, foreign) = self.foreign();
         if foreign == 0 {
-            return (own, self.backlog_context);
+            return (own, positions);
         }
-        (own + theirs, self.backlog_context + context(0.0, theirs) / f64::from(foreign))
+        (own + theirs, positions + context(0.0, theirs) / f64::from(foreign))
     }
 
     /// Prompt tokens of other routers' requests, and how many requests these are, where the worker does not tell.

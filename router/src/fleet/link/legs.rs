@@ -6,8 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::hangup::Hangup;
 use super::leg::{LegHandle, LegState, LegWork};
@@ -167,7 +166,7 @@ impl Link {
     /// A dropped call submits nothing.
     pub(in crate::fleet) async fn submit(
         self: &Arc<Self>,
-        mut submit: Submit,
+        mut submit: Box<Submit>,
         part: LegWork,
         mailbox: &Arc<Mailbox>,
         hangup: &Arc<Hangup>,
@@ -195,17 +194,7 @@ impl Link {
             legs.by_request.insert(request, leg);
         }
         let lease = Lease::new(Arc::clone(self), request);
-        let sent = match self.submits.try_send(submit) {
-            Ok(()) => Ok(()),
-            Err(mpsc::error::TrySendError::Closed(_)) => Err(NotTaken::Closed),
-            Err(mpsc::error::TrySendError::Full(submit)) => {
-                match timeout(self.submit_timeout, self.submits.send(submit)).await {
-                    Ok(Ok(())) => Ok(()),
-                    Ok(Err(_)) => Err(NotTaken::Closed),
-                    Err(_) => Err(NotTaken::Full),
-                }
-            }
-        };
+        let sent = self.submits.put(submit, self.submit_timeout).await;
         sent.map(|()| lease).map_err(|error| self.lost(Arc::new(error)))
     }
 

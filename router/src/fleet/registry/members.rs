@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use super::{Registry, RegistryState};
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{Hello, Refuse, Submit};
-use crate::fleet::link::{Link, LinkError};
+use crate::core::frame::{Hello, Refuse};
+use crate::fleet::link::{Link, LinkError, SubmitQueue};
 use crate::fleet::listen::Dial;
 use crate::fleet::pool::{LostRank, PooledWorker, WorkerPool, document, for_newcomer};
 
@@ -29,7 +29,7 @@ impl Registry {
         self: &Arc<Self>,
         hello: Hello,
         dial: Dial,
-    ) -> Result<(Arc<Link>, tokio::sync::mpsc::Receiver<Submit>), Box<Refuse>> {
+    ) -> Result<(Arc<Link>, SubmitQueue), Box<Refuse>> {
         let mut state = self.state();
         self.may_come(&state, &hello, dial.peer)?;
         let mut gone = Vec::new();

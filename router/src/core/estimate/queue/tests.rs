@@ -126,3 +126,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_queue_that_is_kept_has_no_room_for_more_prompts_than_there_can_be() {
+    let mut queue = PromptQueue::default();
+    let mut room = Vec::new();
+    for left in 0..13 {
+        queue.push(QueuedPrompt { running: 0, left, from: 0, prompts: 1, awaits: None });
+        room.push(queue.prompts.capacity());
+    }
+    assert_eq!(room[..5], [FEW, FEW, FEW, FEW, MOST_QUEUED]);
+    assert_eq!(room[5..], [MOST_QUEUED; 8]);
+    let last = queue.prompts[MOST_QUEUED - 1];
+    assert_eq!((last.left, last.prompts), (9 + 10 + 11 + 12, 4));
+}

@@ -1,7 +1,7 @@
 //! What the scheduler thinks that each worker has ahead: its own prompts step by step, and those of other routers.
 
 use super::*;
-use crate::core::estimate::QueuedPrompt;
+use crate::core::estimate::{PromptQueue, QueuedPrompt};
 use crate::core::frame::OtherPrompt;
 
 /// What is left of each prompt after the step that runs, with what that computes.
@@ -215,6 +215,33 @@ fn the_tenth_of_a_queue_is_the_last_one_that_can_be_waited_for() {
         let queue = &scheduler.candidates(&want(51, &long), 0.0).candidates[0].queue;
         assert_eq!(queue.awaits.map(|awaited| awaited.place), awaits);
     }
+}
+
+#[test]
+fn of_a_long_queue_the_tenth_stands_for_all_behind_it() {
+    let mut scheduler = scheduler(0);
+    let many = Capacity { sequences: 64, blocks: 10_000, ..capacity() };
+    join_with(&mut scheduler, 0, Role::Both, many);
+    for n in 0..13 {
+        scheduler.place(&want(n, &keys(n, 100, 0)), 0.0).unwrap();
+    }
+    // two of them among those that are told apart, one behind them, one behind all
+    let prompts = [(3, 900), (3, 800), (11, 70), (99, 6)];
+    let prompts = prompts.map(|(behind, left)| other(behind, 1_000, left)).to_vec();
+    scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts });
+    let seen = scheduler.candidates(&want(99, &keys(99, 1, 0)), 0.0).candidates[0].queue.clone();
+    let ten: Vec<u32> = seen.prompts.iter().map(|prompt| prompt.running + prompt.left).collect();
+    assert_eq!(ten[..9], [1_603, 1_603, 1_603, 900, 800, 1_603, 1_603, 1_603, 1_603]);
+    assert_eq!(ten[9..], [6 * 1_603 + 70 + 6]);
+    assert_eq!(seen.prompts.iter().map(|prompt| prompt.prompts).collect::<Vec<_>>()[8..], [1, 8]);
+    // nothing ran before the first one; then a step is shared out among sixteen
+    let running = |seen: &PromptQueue| seen.prompts.iter().map(|p| p.running).sum::<u32>();
+    assert_eq!(running(&seen), 1_603);
+    step(&mut scheduler, 1, 1_603, 17);
+    let seen = scheduler.candidates(&want(99, &keys(99, 1, 0)), 0.0).candidates[0].queue.clone();
+    assert_eq!(running(&seen), 2_048);
+    let left: u32 = seen.prompts.iter().map(|prompt| prompt.left).sum();
+    assert_eq!(left, 12 * 1_603 + 900 + 800 + 70 + 6 - 2_048);
 }
 
 #[test]

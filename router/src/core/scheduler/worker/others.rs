@@ -72,6 +72,10 @@ impl OtherQueue {
         self.prompts.iter().enumerate().filter(there).map(|(i, _)| i)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.prompts.len()
+    }
+
     pub(super) fn entry(&mut self, i: usize) -> &mut OtherEntry {
         &mut self.prompts[i]
     }

@@ -1,9 +1,7 @@
 //! The prompts of one worker: what is left of each, and what the step that runs is thought to compute.
 
-use std::sync::Arc;
-
 use super::Worker;
-use crate::core::cost::context;
+use super::prefills::Prefill;
 use crate::core::estimate::{Awaited, MOST_QUEUED, PromptQueue, QueuedPrompt, share_out};
 use crate::core::frame::{OtherPrompt, RequestId};
 use crate::core::scheduler::legs::AwaitedLeg;
@@ -11,29 +9,32 @@ use crate::core::scheduler::legs::AwaitedLeg;
 /// Prompts among which a step's tokens are thought to be shared out; those behind them wait.
 const MOST_PLANNED: usize = 16;
 
-/// A prompt on its way through a worker.
-#[derive(Debug)]
-pub(super) struct Prefill {
-    pub(super) request: RequestId,
-    pub(super) prompt_tokens: u32,
-    /// Tokens still to be computed.
-    pub(super) left: u32,
-    /// Of them, those that the step that runs computes.
-    pub(super) running: u32,
-    /// A step that was reported computed some of it: it has all its blocks, and the worker counts them as used.
-    pub(super) has_blocks: bool,
-    /// The longest that its answer may become here.
-    pub(super) max_tokens: f64,
-    pub(super) keys: Arc<[u64]>,
-    pub(super) awaits: Option<AwaitedLeg>,
-    pub(super) yields: bool,
-}
-
 /// Whose prompt stands at a place of a worker's queue: by its number among those of this router, or among the others.
 #[derive(Debug, Clone, Copy)]
 enum InLine {
     Own(usize),
     Other(usize),
+}
+
+/// What prompts in a line amount to: tokens of the step that runs, tokens after it, and their number.
+struct InAll {
+    running: u64,
+    left: u64,
+    prompts: u64,
+}
+
+impl InAll {
+    /// As one prompt, for those that are not told apart.
+    fn as_one(&self) -> QueuedPrompt {
+        let short = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        QueuedPrompt {
+            running: short(self.running),
+            left: short(self.left),
+            from: 0,
+            prompts: short(self.prompts),
+            awaits: None,
+        }
+    }
 }
 
 /// A prompt on its way to a worker.
@@ -46,21 +47,6 @@ pub(super) struct Arriving {
 }
 
 impl<W> Worker<W> {
-    /// A step computed so many tokens: those that it was thought to compute, as far as the number is right.
-    pub(super) fn computed(&mut self, mut tokens: u32) {
-        let planned = |prefill: &Prefill| prefill.running;
-        let parts: [fn(&Prefill) -> u32; 2] = [planned, |prefill| prefill.left];
-        for part in parts {
-            for prefill in &mut self.prefills {
-                let done = part(prefill).min(tokens);
-                prefill.left -= done;
-                prefill.has_blocks |= done > 0;
-                tokens -= done;
-            }
-        }
-        self.count_backlog();
-    }
-
     /// Thinks out what the step that runs computes of each prompt, if that is not done yet.
     pub(in crate::core::scheduler) fn plan(&mut self) {
         if std::mem::replace(&mut self.planned, true) || self.prefills.is_empty() {
@@ -68,12 +54,12 @@ impl<W> Worker<W> {
         }
         let budget = (f64::from(self.capacity.batched_tokens) - self.rows()).max(1.0);
         let (mut left, mut chunks) = ([0.0; MOST_PLANNED], [0.0; MOST_PLANNED]);
-        let line = self.line();
+        let line: Vec<InLine> = self.line().take(MOST_PLANNED + 1).collect();
         let n = line.len().min(MOST_PLANNED);
         for (left, place) in left.iter_mut().zip(&line) {
             *left = match *place {
-                InLine::Own(i) if self.awaited(&self.prefills[i]).is_some() => 0.0,
-                InLine::Own(i) => self.prefills[i].left.into(),
+                InLine::Own(i) if self.awaited(self.prefills.get(i)).is_some() => 0.0,
+                InLine::Own(i) => self.prefills.get(i).left.into(),
                 InLine::Other(i) => self.others.left_of(i),
             };
         }
@@ -81,26 +67,20 @@ impl<W> Worker<W> {
         share_out(self.rule, budget, &left[..n], &mut chunks[..n], behind);
         for (chunk, place) in chunks.iter().zip(&line) {
             match *place {
-                InLine::Own(i) => {
-                    self.prefills[i].running = *chunk as u32;
-                }
-                InLine::Other(i) => {
-                    self.others.entry(i).running = *chunk as u32;
-                }
+                InLine::Own(i) => self.prefills.run(i, *chunk as u32),
+                InLine::Other(i) => self.others.entry(i).running = *chunk as u32,
             }
         }
     }
 
     /// All prompts in the worker's order, as far as that is known.
-    fn line(&self) -> Vec<InLine> {
+    fn line(&self) -> impl Iterator<Item = InLine> {
         let n = self.prefills.len();
-        let mut line = Vec::with_capacity(n);
-        for own in 0..n {
-            line.extend(self.others.behind(own).map(InLine::Other));
-            line.push(InLine::Own(own));
-        }
-        line.extend(self.others.behind(n).chain(self.others.beyond(n)).map(InLine::Other));
-        line
+        let own = (0..n).flat_map(|own| {
+            let before = self.others.behind(own).map(InLine::Other);
+            before.chain(std::iter::once(InLine::Own(own)))
+        });
+        own.chain(self.others.behind(n).chain(self.others.beyond(n)).map(InLine::Other))
     }
 
     /// The worker has these prompts of other routers.
@@ -111,9 +91,9 @@ impl<W> Worker<W> {
     /// The prompt that this one waits for, by its place, while it has to.
     fn awaited(&self, prefill: &Prefill) -> Option<Awaited> {
         let AwaitedLeg { request, left } = prefill.awaits?;
-        let place = self.prefills.iter().position(|other| other.request == request)?;
+        let place = self.prefills.find(request)?;
         let place_there = u32::try_from(place).ok()?;
-        (self.prefills[place].left > left).then_some(Awaited { place: place_there, left })
+        (self.prefills.get(place).left > left).then_some(Awaited { place: place_there, left })
     }
 
     /// The prompt without a first token that is going to compute the last of these blocks, of which `held` are there.
@@ -139,34 +119,42 @@ impl<W> Worker<W> {
     ) {
         (queue.rule, queue.awaits) = (self.rule, None);
         queue.prompts.clear();
-        let line = self.line();
+        // only the first of them are told apart; thousands may wait, each for one before it
+        let line: Vec<InLine> = self.line().take(MOST_QUEUED).collect();
         if line.is_empty() {
             return;
         }
         let place_of = |awaits: AwaitedLeg| {
             let is_it = |place: &InLine| match *place {
-                InLine::Own(i) => self.prefills[i].request == awaits.request,
+                InLine::Own(i) => self.prefills.get(i).request == awaits.request,
                 InLine::Other(_) => false,
             };
-            // only those that are told apart in the queue; thousands may wait, each for one before it
-            let at = line.iter().take(MOST_QUEUED).position(is_it)?;
+            let at = line.iter().position(is_it)?;
             Some(Awaited { place: u32::try_from(at).ok()?, left: awaits.left })
         };
+        let mut behind = self.all_in_line();
         for place in &line {
-            match *place {
+            let prompt = match *place {
                 InLine::Own(i) => {
-                    let prefill = &self.prefills[i];
+                    let prefill = self.prefills.get(i);
                     let left = prefill.left - prefill.running;
-                    queue.push(QueuedPrompt {
+                    QueuedPrompt {
                         running: prefill.running,
                         left,
                         from: prefill.prompt_tokens.saturating_sub(left),
                         prompts: 1,
                         awaits: prefill.awaits.and_then(place_of),
-                    });
+                    }
                 }
-                InLine::Other(i) => queue.push(self.others.queued(i)),
-            }
+                InLine::Other(i) => self.others.queued(i),
+            };
+            behind.running -= u64::from(prompt.running);
+            behind.left -= u64::from(prompt.left);
+            behind.prompts -= u64::from(prompt.prompts);
+            queue.push(prompt);
+        }
+        if line.len() < self.prefills.len() + self.others.len() {
+            queue.push(behind.as_one());
         }
         let (theirs, foreign) = self.foreign();
         if theirs >= 1.0 {
@@ -176,21 +164,33 @@ impl<W> Worker<W> {
         queue.awaits = awaits.and_then(place_of);
     }
 
-    /// Its prompts without a first token, in the order of the queue; `None` for those of other routers.
-    pub(in crate::core::scheduler) fn queued(&self) -> Vec<Option<RequestId>> {
-        let request = |place: &InLine| match *place {
-            InLine::Own(i) => Some(self.prefills[i].request),
-            InLine::Other(_) => None,
+    /// What all prompts in the line amount to.
+    fn all_in_line(&self) -> InAll {
+        let own = self.prefills.sums();
+        let mut all = InAll {
+            running: own.running,
+            left: own.left - own.running,
+            prompts: self.prefills.len() as u64,
         };
-        self.line().iter().map(request).collect()
+        for other in (0..self.others.len()).map(|i| self.others.queued(i)) {
+            all.running += u64::from(other.running);
+            all.left += u64::from(other.left);
+            all.prompts += u64::from(other.prompts);
+        }
+        all
+    }
+
+    /// Its prompts without a first token, in the order of the queue; `None` for those of other routers.
+    pub(in crate::core::scheduler) fn queued(&self) -> impl Iterator<Item = Option<RequestId>> {
+        self.line().map(|place| match place {
+            InLine::Own(i) => Some(self.prefills.get(i).request),
+            InLine::Other(_) => None,
+        })
     }
 
     /// The prompt of this leg is computed or has come, or neither will happen.
     pub(super) fn settled(&mut self, request: RequestId) {
-        if let Some(i) = self.prefills.iter().position(|prefill| prefill.request == request) {
-            self.prefills.remove(i);
-            self.count_backlog();
-        }
+        self.prefills.remove(request);
         if let Some(i) = self.arrivals.iter().position(|arriving| arriving.request == request) {
             self.arrivals.swap_remove(i);
             self.count_arrivals();
@@ -207,21 +207,5 @@ impl<W> Worker<W> {
         let prompts = self.arrivals.iter().map(|arriving| u64::from(arriving.prompt_tokens));
         self.arriving_tokens = prompts.sum();
         self.arriving_new = self.arrivals.iter().map(|arriving| arriving.new_tokens).sum();
-    }
-
-    pub(super) fn count_backlog(&mut self) {
-        let (mut tokens, mut positions) = (0, 0.0);
-        self.without_blocks = 0;
-        for prefill in &self.prefills {
-            tokens += u64::from(prefill.left);
-            if !prefill.has_blocks {
-                self.without_blocks += u64::from(prefill.left);
-            }
-            positions +=
-                context((prefill.prompt_tokens - prefill.left).into(), prefill.left.into());
-        }
-        (self.backlog_tokens, self.backlog_context) = (tokens, positions);
-        let yielding = self.prefills.iter().filter(|prefill| prefill.yields);
-        self.yielding_tokens = yielding.map(|prefill| u64::from(prefill.left)).sum();
     }
 }
