@@ -14,6 +14,7 @@ fn the_defaults_are_right() {
     assert_eq!(config.http.max_body_bytes, 16 << 20);
     assert_eq!(config.fleet.listen, WorkerListen::Tcp("127.0.0.1:8001".into()));
     assert!(config.tokenizer.threads >= 1);
+    assert!(config.per_core);
     let routing = config.routing;
     assert_eq!(routing.queue.floors, [0.05, 0.2, 0.5]); // lowest class first
     assert_eq!((routing.queue.ageing_ms, routing.worker_queue_ms), (10_000.0, 5_000.0));

@@ -5,14 +5,14 @@
 //! The gate lets few in and then waits for one round of the runtime's queue, in which everybody else has had a turn. A place
 //! lasts for one poll and never across an await, so nobody holds one while it waits for a client or a worker, and who goes
 //! away leaves nothing behind. Those outside go in by the order in which they came, and a request that was in keeps its place in
-//! that order until it is answered: of thousands that come at once, those that have begun are finished before others are read.
-//! Where streams keep the threads busy, a round takes long, and the gate opens wider: a place is given away for every few polls
+//! that order for the next few times: of thousands that come at once, those that have begun are finished before others are
+//! read. Where streams keep the threads busy, a round takes long, and the gate opens wider: a place is given away for every few polls
 //! of streams as well.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker, ready};
 
@@ -27,6 +27,11 @@ use crate::process::cores::Cores;
 const PLACES_PER_THREAD: usize = 8;
 /// Polls of streams for which one more is let in. A guess: those of requests take several times as long.
 const POLLS_PER_PLACE: usize = 4;
+
+/// So often a request goes in by its place in the order; then it has to take a new one. Read and placed, sent to its worker, first
+/// token: those who come again and again, with each piece of a long body or for each token of an answer that is sent whole, keep
+/// nobody out.
+const TIMES_IN: u8 = 4;
 
 /// More of them outside than this are a burst. A router that has as much as it can do, but no more, goes on without a break: for
 /// 64 clients at full speed a break in each round cost a third of the requests a second (`headrace-bench load`, no file).
@@ -119,13 +124,13 @@ impl Gate {
     /// A dropped call waits no longer.
     async fn pass<T>(&self, in_hand: &InHand, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
-        let mut turn = Turn { rounds: &self.rounds, ticket: None, is_outside: false };
+        let mut turn = Turn { rounds: &self.rounds, place: None, is_outside: false };
         poll_fn(|context| {
             if in_hand.any_stream() {
                 turn.leave();
                 self.rounds.stream_goes();
             } else {
-                ready!(turn.poll_enter(in_hand.any_request(), context));
+                ready!(turn.poll_enter(in_hand, context));
             }
             work.as_mut().poll(context)
         })
@@ -199,31 +204,40 @@ impl Rounds {
 /// A task at the gate. When this drops, it is away.
 struct Turn<'a> {
     rounds: &'a Rounds,
-    /// Its place in the order.
-    ticket: Option<u64>,
+    /// In the order of those who came.
+    place: Option<Place>,
     /// It waits; if nobody waits with its ticket, it was called.
     is_outside: bool,
 }
 
+#[derive(Clone, Copy)]
+struct Place {
+    ticket: u64,
+    /// By its number among those of the task.
+    request: u64,
+    times_left: u8,
+}
+
 impl Turn<'_> {
-    /// `goes_on`: with the request that it came for before.
-    fn poll_enter(&mut self, goes_on: bool, context: &Context<'_>) -> Poll<()> {
+    fn poll_enter(&mut self, in_hand: &InHand, context: &Context<'_>) -> Poll<()> {
         let mut turns = self.rounds.turns();
         if self.is_outside {
-            if let Some(waker) = self.ticket.and_then(|ticket| turns.outside.get_mut(&ticket)) {
+            if let Some(waker) = self.place.and_then(|place| turns.outside.get_mut(&place.ticket)) {
                 waker.clone_from(context.waker());
                 return Poll::Pending;
             }
             self.is_outside = false;
             return Poll::Ready(());
         }
-        let ticket = match self.ticket {
-            Some(ticket) if goes_on => ticket,
+        let (request, goes_on) = in_hand.request_now();
+        let place = match self.place {
+            Some(place) if goes_on && place.request == request && place.times_left > 0 => place,
             _ => {
                 turns.tickets += 1;
-                *self.ticket.insert(turns.tickets)
+                Place { ticket: turns.tickets, request, times_left: TIMES_IN }
             }
         };
+        self.place = Some(Place { times_left: place.times_left - 1, ..place });
         if turns.free > 0 && turns.outside.is_empty() {
             turns.free -= 1;
             if turns.free == 0 {
@@ -231,7 +245,7 @@ impl Turn<'_> {
             }
             return Poll::Ready(());
         }
-        turns.outside.insert(ticket, context.waker().clone());
+        turns.outside.insert(place.ticket, context.waker().clone());
         self.is_outside = true;
         self.rounds.outside.store(turns.outside.len(), Relaxed);
         Poll::Pending
@@ -239,10 +253,10 @@ impl Turn<'_> {
 
     fn leave(&mut self) {
         if std::mem::take(&mut self.is_outside)
-            && let Some(ticket) = self.ticket
+            && let Some(place) = self.place.take()
         {
             let mut turns = self.rounds.turns();
-            turns.outside.remove(&ticket);
+            turns.outside.remove(&place.ticket);
             self.rounds.outside.store(turns.outside.len(), Relaxed);
         }
     }
@@ -261,6 +275,8 @@ pub(super) struct InHand(Arc<Counts>);
 #[derive(Default)]
 struct Counts {
     requests: AtomicUsize,
+    /// Of all requests, those that are over, too.
+    begun: AtomicU64,
     /// Of events.
     streams: AtomicUsize,
 }
@@ -273,6 +289,7 @@ pub(super) struct RunningStream(InHand);
 
 impl InHand {
     pub(super) fn request(&self) -> RequestInHand {
+        self.0.begun.fetch_add(1, Relaxed);
         self.0.requests.fetch_add(1, Relaxed);
         RequestInHand(self.clone())
     }
@@ -282,8 +299,10 @@ impl InHand {
         RunningStream(self.clone())
     }
 
-    fn any_request(&self) -> bool {
-        self.0.requests.load(Relaxed) > 0
+    /// The number of the request that the task works on, and whether that has begun; else it is the next one's.
+    pub(super) fn request_now(&self) -> (u64, bool) {
+        let (begun, goes_on) = (self.0.begun.load(Relaxed), self.0.requests.load(Relaxed) > 0);
+        (if goes_on { begun } else { begun + 1 }, goes_on)
     }
 
     fn any_stream(&self) -> bool {
@@ -432,6 +451,25 @@ mod tests {
         assert!(!in_hand.any_stream());
     }
 
+    /// Lets the next one in, which is `task`.
+    fn goes_next(gate: &Gate, task: &mut (impl Future + Unpin)) -> bool {
+        assert!(gate.rounds.begin());
+        let is_outside = gate.rounds.outside.load(Relaxed);
+        let is_over = poll(task);
+        assert!(is_over || gate.rounds.outside.load(Relaxed) <= is_outside, "it was not called");
+        is_over
+    }
+
+    /// Three who come once, while the only place is taken.
+    macro_rules! three_others {
+        ($gate:ident, $none:ident) => {{
+            let mut others: Vec<_> =
+                (0..3).map(|_| Box::pin($gate.pass(&$none, async {}))).collect();
+            assert!(others.iter_mut().all(|other| !poll(other)));
+            others
+        }};
+    }
+
     #[tokio::test]
     async fn a_request_that_was_in_goes_before_those_that_came_later_until_it_is_answered() {
         let gate = Gate::begin(1, true);
@@ -443,17 +481,63 @@ mod tests {
             end_of_queue().await;
         }));
         assert!(!poll(&mut task), "it has begun");
-        let mut others: Vec<_> = (0..3).map(|_| Box::pin(gate.pass(&none, async {}))).collect();
-        assert!(others.iter_mut().all(|other| !poll(other)));
+        let others = three_others!(gate, none);
         assert!(!poll(&mut task), "the place is taken");
-        assert!(gate.rounds.begin());
-        assert!(!poll(&mut others[0]), "who came later");
-        assert!(!poll(&mut task), "it is answered");
+        assert!(!goes_next(&gate, &mut task), "it is answered");
         assert!(!poll(&mut task), "and waits again, now behind the others");
         for mut other in others {
-            assert!(gate.rounds.begin() && poll(&mut other));
+            assert!(goes_next(&gate, &mut other));
         }
-        assert!(gate.rounds.begin() && poll(&mut task));
+        assert!(goes_next(&gate, &mut task));
+        assert!(is_at_rest(&gate));
+    }
+
+    #[tokio::test]
+    async fn the_next_request_of_a_pipeline_does_not_go_in_by_the_place_of_the_one_before() {
+        let gate = Gate::begin(1, true);
+        let (none, in_hand) = (InHand::default(), InHand::default());
+        let mut task = Box::pin(gate.pass(&in_hand, async {
+            let first = in_hand.request();
+            end_of_queue().await;
+            drop(first);
+            let second = in_hand.request();
+            end_of_queue().await;
+            drop(second);
+        }));
+        assert!(!poll(&mut task));
+        let others = three_others!(gate, none);
+        assert!(!poll(&mut task), "the place is taken");
+        assert!(!goes_next(&gate, &mut task), "the second one has begun");
+        assert!(!poll(&mut task));
+        for mut other in others {
+            assert!(goes_next(&gate, &mut other));
+        }
+        assert!(goes_next(&gate, &mut task));
+        assert!(is_at_rest(&gate));
+    }
+
+    #[tokio::test]
+    async fn who_comes_again_and_again_goes_behind_those_that_came_meanwhile() {
+        let gate = Gate::begin(1, true);
+        let (none, in_hand) = (InHand::default(), InHand::default());
+        let mut task = Box::pin(gate.pass(&in_hand, async {
+            let _request = in_hand.request();
+            for _ in 0..10 {
+                end_of_queue().await;
+            }
+        }));
+        assert!(!poll(&mut task));
+        let others = three_others!(gate, none);
+        for _ in 1..TIMES_IN {
+            assert!(!poll(&mut task), "it waits");
+            assert!(!goes_next(&gate, &mut task));
+        }
+        assert!(!poll(&mut task), "it waits, now behind the others");
+        for mut other in others {
+            assert!(goes_next(&gate, &mut other));
+        }
+        assert!(!goes_next(&gate, &mut task));
+        drop(task);
         assert!(is_at_rest(&gate));
     }
 }

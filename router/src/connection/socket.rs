@@ -299,6 +299,19 @@ mod tests {
         begin.elapsed().as_secs_f64().round()
     }
 
+    #[tokio::test]
+    async fn over_http1_the_task_of_the_connection_works_on_its_requests() {
+        let (socket, _client) = pair().await;
+        assert_eq!(socket.in_hand.request_now(), (1, false));
+        let multiplexed = Answering::begin(&socket, Version::HTTP_2, false);
+        assert_eq!(socket.in_hand.request_now(), (1, false), "it has a task of its own");
+        drop(multiplexed);
+        let first = answer(&socket);
+        assert_eq!(socket.in_hand.request_now(), (1, true));
+        drop(first);
+        assert_eq!(socket.in_hand.request_now(), (2, false));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_request_has_its_time_however_its_bytes_come() {
         let (socket, _client) = pair().await;

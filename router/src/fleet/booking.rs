@@ -100,7 +100,7 @@ impl Reservation {
     /// `parent`.
     ///
     /// # Errors
-    /// The link of the decode worker broke, or took nothing within `--submit-timeout-ms`.
+    /// The link of the decode worker broke, or had no room within `--submit-timeout-ms`.
     ///
     /// # Cancel safety
     /// A dropped call submits nothing, or cancels what it submitted.

@@ -17,6 +17,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +42,8 @@ use crate::process::lock::Lock;
 
 /// The writer sends once this much was collected.
 const WRITE_BYTES: usize = 256 << 10;
+/// Or this many were looked at: those of clients that hung up are dropped, thousands perhaps, and leave nothing to send.
+const SUBMITS_AT_ONCE: usize = 256;
 
 /// The router's side of one worker.
 #[derive(Debug)]
@@ -217,11 +220,13 @@ impl Link {
                 () = self.urgent.notified() => None,
                 submit = submits.next() => submit,
             };
+            let mut looked_at = 0;
             loop {
                 if let Err(error) = self.push(writer, next.take()) {
                     return error.into();
                 }
-                if writer.pending() >= WRITE_BYTES {
+                looked_at += 1;
+                if writer.pending() >= WRITE_BYTES || looked_at == SUBMITS_AT_ONCE {
                     break;
                 }
                 next = submits.next_now();
@@ -231,6 +236,9 @@ impl Link {
             }
             if let Err(error) = self.flush(writer).await {
                 return error;
+            }
+            if looked_at == SUBMITS_AT_ONCE {
+                yield_now().await;
             }
         }
     }

@@ -30,7 +30,8 @@ use crate::process::lock::Held;
 pub(super) struct Legs {
     pub(super) closed: bool,
     pub(super) by_request: HashMap<RequestId, LegHandle>,
-    /// When legs may have taken too long: those that the worker has, as their readers may stall, and those that were cancelled.
+    /// When legs may have taken too long: those that wait for the socket, those that the worker has, as their readers may stall,
+    /// and those that were cancelled.
     pub(super) deadlines: LegDeadlines,
     /// Frames that overtake submits. At most one cancel for each leg, and a few more.
     pub(super) urgent: Vec<Frame>,
@@ -157,10 +158,11 @@ impl Legs {
 }
 
 impl Link {
-    /// Hands a leg to the worker; what it gives comes in `mailbox`. Dropping the lease cancels it.
+    /// Hands a leg to the worker, or to the queue in front of its socket, where it may wait for `--submit-timeout-ms`; what it
+    /// gives comes in `mailbox`. Dropping the lease cancels it.
     ///
     /// # Errors
-    /// The link broke, or took nothing within `--submit-timeout-ms`.
+    /// The link broke, or had no room within `--submit-timeout-ms`.
     ///
     /// # Cancel safety
     /// A dropped call submits nothing.
@@ -192,6 +194,7 @@ impl Link {
                 return Err(self.lost(Arc::new(NotTaken::Closed)));
             }
             legs.by_request.insert(request, leg);
+            legs.look_at(request, self.registry.at_ms(Instant::now() + self.submit_timeout));
         }
         let lease = Lease::new(Arc::clone(self), request);
         let sent = self.submits.put(submit, self.submit_timeout).await;
@@ -207,7 +210,7 @@ impl Link {
         self.legs.lock()
     }
 
-    fn lost(&self, source: Cause) -> RouteError {
+    pub(super) fn lost(&self, source: Cause) -> RouteError {
         RouteError::WorkerLost { worker: self.worker.clone(), source }
     }
 

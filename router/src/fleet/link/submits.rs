@@ -84,13 +84,14 @@ impl Drop for SubmitQueue {
     }
 }
 
-/// What it holds, rounded up, and never more than there is room for.
+/// What it holds, rounded up, and never more than there is room for. The rest of it is small, whoever asks.
 fn kib(submit: &Submit) -> u32 {
-    let Submit { sampling, tokens, resume, .. } = submit;
+    let Submit { sampling, tokens, resume, stop_ids, .. } = submit;
     let words = |words: &Vec<u32>| size_of_val(words.as_slice());
     let bytes = size_of::<Submit>()
         + tokens.len()
         + resume.as_ref().map_or(0, |resume| resume.generated.len())
+        + words(stop_ids)
         + size_of_val(sampling.logit_bias.as_slice())
         + sampling.grammar.as_ref().map_or(0, |grammar| grammar.source.len())
         + sampling.limits.as_ref().map_or(0, |limits| {
@@ -100,7 +101,7 @@ fn kib(submit: &Submit) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::future::{Future, poll_fn};
     use std::pin::Pin;
     use std::task::Poll;
@@ -112,7 +113,7 @@ mod tests {
 
     const LONGEST: Duration = Duration::from_secs(60);
 
-    fn submit(request: u64, prompt_bytes: usize) -> Box<Submit> {
+    pub(in crate::fleet::link) fn submit(request: u64, prompt_bytes: usize) -> Box<Submit> {
         Box::new(Submit {
             request: RequestId(request),
             tokens: vec![0; prompt_bytes],
@@ -144,6 +145,9 @@ mod tests {
         submits.put(submit(2, half), LONGEST).await.unwrap();
         let mut third = Box::pin(submits.put(submit(3, half), LONGEST));
         assert!(is_pending(third.as_mut()).await);
+        let mut small = Box::pin(submits.put(submit(6, 0), LONGEST));
+        assert!(is_pending(small.as_mut()).await, "it overtakes no long one");
+        drop(small);
         assert_eq!(queue.next().await.unwrap().request, RequestId(1));
         third.await.unwrap();
         assert_eq!(queue.next_now().unwrap().request, RequestId(2));
@@ -194,8 +198,9 @@ mod tests {
         assert!((1..=2).contains(&small), "{small}");
         let words = || vec![7_u32; KIB_10 / 4];
         let limits = TokenLimits { allowed: words(), banned: words(), lengths: words() };
-        let sources: [fn(&mut Submit); 3] = [
+        let sources: [fn(&mut Submit); 4] = [
             |submit| submit.tokens = vec![0; KIB_10],
+            |submit| submit.stop_ids = vec![7; KIB_10 / 4],
             |submit| submit.resume = Some(Resume { generated: vec![0; KIB_10], rng_counter: 1 }),
             |submit| {
                 let source = "a".repeat(KIB_10).into();

@@ -1,5 +1,6 @@
 //! The prompts that a worker is to compute for this router, in its order. Decisions need sums over all of them, and thousands may
-//! wait: the sums are kept as the prompts change, and nothing here is walked through for one more.
+//! wait, so the sums are kept as the prompts change. Who leaves is looked for from the front, where first tokens come; all are
+//! walked through once a step.
 
 use std::collections::VecDeque;
 use std::collections::vec_deque::Iter;
