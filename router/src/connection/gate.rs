@@ -205,13 +205,13 @@ impl Rounds {
 struct Turn<'a> {
     rounds: &'a Rounds,
     /// In the order of those who came.
-    place: Option<Place>,
+    place: Option<GatePlace>,
     /// It waits; if nobody waits with its ticket, it was called.
     is_outside: bool,
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct GatePlace {
     ticket: u64,
     /// By its number among those of the task.
     request: u64,
@@ -234,10 +234,10 @@ impl Turn<'_> {
             Some(place) if goes_on && place.request == request && place.times_left > 0 => place,
             _ => {
                 turns.tickets += 1;
-                Place { ticket: turns.tickets, request, times_left: TIMES_IN }
+                GatePlace { ticket: turns.tickets, request, times_left: TIMES_IN }
             }
         };
-        self.place = Some(Place { times_left: place.times_left - 1, ..place });
+        self.place = Some(GatePlace { times_left: place.times_left - 1, ..place });
         if turns.free > 0 && turns.outside.is_empty() {
             turns.free -= 1;
             if turns.free == 0 {
@@ -270,10 +270,10 @@ impl Drop for Turn<'_> {
 
 /// What a task does for its client.
 #[derive(Clone, Default)]
-pub(super) struct InHand(Arc<Counts>);
+pub(super) struct InHand(Arc<CountsInHand>);
 
 #[derive(Default)]
-struct Counts {
+struct CountsInHand {
     requests: AtomicUsize,
     /// Of all requests, those that are over, too.
     begun: AtomicU64,

@@ -1,6 +1,8 @@
 //! Who goes in, and in which order.
 
 use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
+use std::task::Wake;
 
 use super::*;
 
@@ -129,22 +131,48 @@ async fn a_task_that_has_begun_a_stream_needs_no_place() {
     assert!(!in_hand.any_stream());
 }
 
-/// Lets the next one in, which is `task`.
-fn goes_next(gate: &Gate, task: &mut (impl Future + Unpin)) -> bool {
-    assert!(gate.rounds.begin());
-    let is_outside = gate.rounds.outside.load(Relaxed);
-    let is_over = poll(task);
-    assert!(is_over || gate.rounds.outside.load(Relaxed) <= is_outside, "it was not called");
-    is_over
+/// A task, and whether it was called since it was last polled.
+struct Polled<F> {
+    task: Pin<Box<F>>,
+    called: Arc<Called>,
+}
+
+#[derive(Default)]
+struct Called(AtomicBool);
+
+impl Wake for Called {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+impl<F: Future> Polled<F> {
+    fn new(task: F) -> Self {
+        Self { task: Box::pin(task), called: Arc::default() }
+    }
+
+    fn is_over(&mut self) -> bool {
+        let waker = Waker::from(Arc::clone(&self.called));
+        let is_over = self.task.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
+        self.called.0.store(false, Relaxed); // of its own accord, perhaps
+        is_over
+    }
+
+    /// Lets the next one in, which has to be this one; whether it is over then.
+    fn goes_next(&mut self, gate: &Gate) -> bool {
+        assert!(gate.rounds.begin());
+        assert!(self.called.0.load(Relaxed), "another one was called");
+        self.is_over()
+    }
 }
 
 /// Three who come once, while the only place is taken.
 fn three_others<'a>(
     gate: &'a Gate,
     none: &'a InHand,
-) -> Vec<Pin<Box<impl Future<Output = ()> + use<'a>>>> {
-    let mut others: Vec<_> = (0..3).map(|_| Box::pin(gate.pass(none, async {}))).collect();
-    assert!(others.iter_mut().all(|other| !poll(other)));
+) -> Vec<Polled<impl Future<Output = ()> + use<'a>>> {
+    let mut others: Vec<_> = (0..3).map(|_| Polled::new(gate.pass(none, async {}))).collect();
+    assert!(others.iter_mut().all(|other| !other.is_over()));
     others
 }
 
@@ -152,21 +180,21 @@ fn three_others<'a>(
 async fn a_request_that_was_in_goes_before_those_that_came_later_until_it_is_answered() {
     let gate = Gate::begin(1, true);
     let (none, in_hand) = (InHand::default(), InHand::default());
-    let mut task = Box::pin(gate.pass(&in_hand, async {
+    let mut task = Polled::new(gate.pass(&in_hand, async {
         let request = in_hand.request();
         end_of_queue().await;
         drop(request);
         end_of_queue().await;
     }));
-    assert!(!poll(&mut task), "it has begun");
+    assert!(!task.is_over(), "it has begun");
     let others = three_others(&gate, &none);
-    assert!(!poll(&mut task), "the place is taken");
-    assert!(!goes_next(&gate, &mut task), "it is answered");
-    assert!(!poll(&mut task), "and waits again, now behind the others");
+    assert!(!task.is_over(), "the place is taken");
+    assert!(!task.goes_next(&gate), "it is answered");
+    assert!(!task.is_over(), "and waits again, now behind the others");
     for mut other in others {
-        assert!(goes_next(&gate, &mut other));
+        assert!(other.goes_next(&gate));
     }
-    assert!(goes_next(&gate, &mut task));
+    assert!(task.goes_next(&gate));
     assert!(is_at_rest(&gate));
 }
 
@@ -174,7 +202,7 @@ async fn a_request_that_was_in_goes_before_those_that_came_later_until_it_is_ans
 async fn the_next_request_of_a_pipeline_does_not_go_in_by_the_place_of_the_one_before() {
     let gate = Gate::begin(1, true);
     let (none, in_hand) = (InHand::default(), InHand::default());
-    let mut task = Box::pin(gate.pass(&in_hand, async {
+    let mut task = Polled::new(gate.pass(&in_hand, async {
         let first = in_hand.request();
         end_of_queue().await;
         drop(first);
@@ -182,15 +210,15 @@ async fn the_next_request_of_a_pipeline_does_not_go_in_by_the_place_of_the_one_b
         end_of_queue().await;
         drop(second);
     }));
-    assert!(!poll(&mut task));
+    assert!(!task.is_over());
     let others = three_others(&gate, &none);
-    assert!(!poll(&mut task), "the place is taken");
-    assert!(!goes_next(&gate, &mut task), "the second one has begun");
-    assert!(!poll(&mut task));
+    assert!(!task.is_over(), "the place is taken");
+    assert!(!task.goes_next(&gate), "the second one has begun");
+    assert!(!task.is_over());
     for mut other in others {
-        assert!(goes_next(&gate, &mut other));
+        assert!(other.goes_next(&gate));
     }
-    assert!(goes_next(&gate, &mut task));
+    assert!(task.goes_next(&gate));
     assert!(is_at_rest(&gate));
 }
 
@@ -198,17 +226,17 @@ async fn the_next_request_of_a_pipeline_does_not_go_in_by_the_place_of_the_one_b
 async fn who_has_no_request_yet_takes_a_new_place_each_time() {
     let gate = Gate::begin(1, true);
     let (none, in_hand) = (InHand::default(), InHand::default());
-    let mut task = Box::pin(gate.pass(&in_hand, async {
+    let mut task = Polled::new(gate.pass(&in_hand, async {
         end_of_queue().await;
         end_of_queue().await;
     }));
-    assert!(!poll(&mut task), "a part of its head came");
+    assert!(!task.is_over(), "a part of its head came");
     let others = three_others(&gate, &none);
-    assert!(!poll(&mut task), "it waits behind the others");
+    assert!(!task.is_over(), "it waits behind the others");
     for mut other in others {
-        assert!(goes_next(&gate, &mut other));
+        assert!(other.goes_next(&gate));
     }
-    assert!(!goes_next(&gate, &mut task));
+    assert!(!task.goes_next(&gate));
     drop(task);
     assert!(is_at_rest(&gate));
 }
@@ -217,23 +245,23 @@ async fn who_has_no_request_yet_takes_a_new_place_each_time() {
 async fn who_comes_again_and_again_goes_behind_those_that_came_meanwhile() {
     let gate = Gate::begin(1, true);
     let (none, in_hand) = (InHand::default(), InHand::default());
-    let mut task = Box::pin(gate.pass(&in_hand, async {
+    let mut task = Polled::new(gate.pass(&in_hand, async {
         let _request = in_hand.request();
         for _ in 0..10 {
             end_of_queue().await;
         }
     }));
-    assert!(!poll(&mut task));
+    assert!(!task.is_over());
     let others = three_others(&gate, &none);
     for _ in 1..TIMES_IN {
-        assert!(!poll(&mut task), "it waits");
-        assert!(!goes_next(&gate, &mut task));
+        assert!(!task.is_over(), "it waits");
+        assert!(!task.goes_next(&gate));
     }
-    assert!(!poll(&mut task), "it waits, now behind the others");
+    assert!(!task.is_over(), "it waits, now behind the others");
     for mut other in others {
-        assert!(goes_next(&gate, &mut other));
+        assert!(other.goes_next(&gate));
     }
-    assert!(!goes_next(&gate, &mut task));
+    assert!(!task.goes_next(&gate));
     drop(task);
     assert!(is_at_rest(&gate));
 }

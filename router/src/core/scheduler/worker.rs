@@ -290,10 +290,10 @@ impl<W> Worker<W> {
     /// The leg got its first token.
     pub(super) fn begun(&mut self, request: RequestId, leg: &BookedLeg) {
         let part = leg.part;
-        let mut prefills = self.prefills.iter();
         if self.claims.doubt().is_some()
-            && let Some(prefill) = prefills.find(|prefill| prefill.request == request)
+            && let Some(i) = self.prefills.find(request)
         {
+            let prefill = self.prefills.get(i);
             self.measured.prompt(prefill.prompt_tokens, prefill.left);
         }
         self.settled(request);

@@ -17,19 +17,19 @@ const ROOM_KIB: u32 = 16 << 10;
 /// Where requests put them.
 #[derive(Debug)]
 pub(super) struct Submits {
-    queue: mpsc::UnboundedSender<Waiting>,
+    queue: mpsc::UnboundedSender<WaitingSubmit>,
     room: Arc<Semaphore>,
 }
 
 /// Where the writer of a link takes them from, in their order. Nothing is taken in once it drops.
 #[derive(Debug)]
 pub(in crate::fleet) struct SubmitQueue {
-    queue: mpsc::UnboundedReceiver<Waiting>,
+    queue: mpsc::UnboundedReceiver<WaitingSubmit>,
     room: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingSubmit {
     submit: Box<Submit>,
     _room: OwnedSemaphorePermit,
 }
@@ -59,7 +59,7 @@ impl Submits {
                 room.map_err(|_| NotTaken::Closed)?
             }
         };
-        self.queue.send(Waiting { submit, _room: room }).map_err(|_| NotTaken::Closed)
+        self.queue.send(WaitingSubmit { submit, _room: room }).map_err(|_| NotTaken::Closed)
     }
 }
 

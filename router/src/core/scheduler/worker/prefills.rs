@@ -3,7 +3,6 @@
 //! walked through once a step.
 
 use std::collections::VecDeque;
-use std::collections::vec_deque::Iter;
 use std::ops::{Add, Sub};
 use std::sync::Arc;
 
@@ -30,7 +29,7 @@ pub(super) struct Prefill {
 
 /// What some prompts amount to, in tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Sums {
+pub(super) struct PrefillSums {
     pub(super) prompt_tokens: u64,
     pub(super) left: u64,
     pub(super) running: u64,
@@ -42,7 +41,7 @@ pub(super) struct Sums {
     positions: u128,
 }
 
-impl Sums {
+impl PrefillSums {
     fn of(prefill: &Prefill) -> Self {
         let only_if = |holds: bool| if holds { prefill.left.into() } else { 0 };
         let left = u128::from(prefill.left);
@@ -79,7 +78,7 @@ impl Sums {
 #[derive(Debug, Default)]
 pub(super) struct Prefills {
     prompts: VecDeque<Prefill>,
-    sums: Sums,
+    sums: PrefillSums,
 }
 
 impl Prefills {
@@ -91,7 +90,7 @@ impl Prefills {
         self.prompts.is_empty()
     }
 
-    pub(super) fn iter(&self) -> Iter<'_, Prefill> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Prefill> {
         self.prompts.iter()
     }
 
@@ -103,20 +102,20 @@ impl Prefills {
         self.prompts.iter().position(|prefill| prefill.request == request)
     }
 
-    pub(super) fn sums(&self) -> &Sums {
+    pub(super) fn sums(&self) -> &PrefillSums {
         &self.sums
     }
 
     /// One more, behind all others.
     pub(super) fn push(&mut self, prefill: Prefill) {
-        self.add(&Sums::of(&prefill));
+        self.add(&PrefillSums::of(&prefill));
         self.prompts.push_back(prefill);
     }
 
     /// It is here no more, if it was.
     pub(super) fn remove(&mut self, request: RequestId) {
         if let Some(prefill) = self.find(request).and_then(|i| self.prompts.remove(i)) {
-            self.take(&Sums::of(&prefill));
+            self.take(&PrefillSums::of(&prefill));
         }
     }
 
@@ -150,18 +149,18 @@ impl Prefills {
     }
 
     fn change(&mut self, i: usize, change: impl FnOnce(&mut Prefill)) {
-        let before = Sums::of(&self.prompts[i]);
+        let before = PrefillSums::of(&self.prompts[i]);
         change(&mut self.prompts[i]);
-        let after = Sums::of(&self.prompts[i]);
+        let after = PrefillSums::of(&self.prompts[i]);
         self.take(&before);
         self.add(&after);
     }
 
-    fn add(&mut self, one: &Sums) {
+    fn add(&mut self, one: &PrefillSums) {
         self.sums = self.sums.with(one, Add::add, Add::add);
     }
 
-    fn take(&mut self, one: &Sums) {
+    fn take(&mut self, one: &PrefillSums) {
         self.sums = self.sums.with(one, Sub::sub, Sub::sub);
     }
 }
@@ -198,8 +197,8 @@ mod tests {
         ]
     }
 
-    fn walked(prefills: &Prefills) -> Sums {
-        let mut sums = Sums::default();
+    fn walked(prefills: &Prefills) -> PrefillSums {
+        let mut sums = PrefillSums::default();
         for one in &prefills.prompts {
             sums.prompt_tokens += u64::from(one.prompt_tokens);
             sums.left += u64::from(one.left);
