@@ -29,7 +29,7 @@ SECONDS ?= 600
 SEED ?= 1
 
 RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src bench/src -name '*.rs' 2>/dev/null) \
-	Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml \
+	bindings/build.rs .cargo/config.toml Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml \
 	bench/Cargo.toml $(wildcard bench/presets/*)
 # Where make can, what runs side by side prints one after the other.
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync)
@@ -38,7 +38,15 @@ TWO_JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)
 # cargo has jobs of its own, and would ask for make's in vain.
 CARGO_ALONE = MAKEFLAGS= $(CARGO)
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
-MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked
+# How Rust is built for .venv: `quick` takes half the time of `release`, which is for what is measured and for GPUs.
+RUST_PROFILE ?= quick
+MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --profile $(RUST_PROFILE) --locked
+# .venv holds the module of one profile; what serves for `release` serves for `quick`.
+ifeq ($(RUST_PROFILE),release)
+BUILT := touch $(VENV)/.core-quick $(VENV)/.core-release
+else
+BUILT := rm -f $(VENV)/.core-* && touch $(VENV)/.core-$(RUST_PROFILE)
+endif
 # What `pip install .[EXTRAS]` would install, without building the package first; the extras are arguments.
 DEPENDENCIES := import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	e = p['optional-dependencies']; \
@@ -59,13 +67,19 @@ help: ## list the targets
 .PHONY: setup
 setup: tools ## build and install everything into .venv (a second run is quick)
 	@$(MAKE) -s --no-print-directory $(VENV)/.maturin
-	@$(MAKE) -s --no-print-directory $(TWO_JOBS) $(VENV)/.dependencies $(VENV)/.core
+	@$(MAKE) -s --no-print-directory $(TWO_JOBS) $(VENV)/.dependencies $(VENV)/.core-$(RUST_PROFILE)
 	@$(MAKE) -s --no-print-directory $(VENV)/.installed
+
+# What figures are of: everything as it is shipped.
+.PHONY: measured
+measured:
+	@$(MAKE) -s --no-print-directory setup RUST_PROFILE=release
+	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
 
 .PHONY: setup-cpu
 setup-cpu: tools ## build and install what serves without a GPU: no torch, a tenth of the download
 	@$(MAKE) -s --no-print-directory $(VENV)/.maturin
-	@$(MAKE) -s --no-print-directory $(TWO_JOBS) $(VENV)/.dependencies-cpu $(VENV)/.core
+	@$(MAKE) -s --no-print-directory $(TWO_JOBS) $(VENV)/.dependencies-cpu $(VENV)/.core-$(RUST_PROFILE)
 	@$(MAKE) -s --no-print-directory $(VENV)/.installed-cpu
 
 # As `headrace serve` looks for one: whatever may be a GPU gets the packages for it.
@@ -73,7 +87,7 @@ GPU = $(PYTHON) -c 'import ctypes, os; os.path.exists("/dev/kfd") or ctypes.CDLL
 
 .PHONY: serve
 serve: tools ## start router and workers, and print the URL (PORT, MODEL, ARGS); without a GPU it needs no torch
-	@if $(GPU); then $(MAKE) -s --no-print-directory setup; else $(MAKE) -s --no-print-directory setup-cpu; fi
+	@if $(GPU); then $(MAKE) -s --no-print-directory setup RUST_PROFILE=release; else $(MAKE) -s --no-print-directory setup-cpu; fi
 	@exec $(VENV)/bin/headrace serve $(MODEL) --port $(PORT) $(ARGS)
 
 ##@ Develop
@@ -116,7 +130,7 @@ NEED_NO_TORCH := tests/without_torch tests/bindings tests/settings tests/wire
 test-without-torch: setup ## the tests that need no torch, in an environment that has none, with the wheel (TESTS)
 	@test -x $(WITHOUT_TORCH)/bin/python || $(PY) -m venv $(WITHOUT_TORCH)
 	@rm -rf $(WITHOUT_TORCH)/wheel
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin build --release --locked --quiet --out $(WITHOUT_TORCH)/wheel
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin build --profile $(RUST_PROFILE) --locked --quiet --out $(WITHOUT_TORCH)/wheel
 	@$(WITHOUT_TORCH)/bin/python -m pip --disable-pip-version-check --quiet install --force-reinstall --no-deps \
 		$(WITHOUT_TORCH)/wheel/*.whl
 	@$(PY) -c "$(DEPENDENCIES)" cpu test > $(WITHOUT_TORCH)/requirements.txt
@@ -133,8 +147,7 @@ chaos: setup ## faults by a seeded plan under 200 clients; every stream must be 
 	@PYTHONPATH=tests $(PY) -m chaos --seconds $(SECONDS) --seed $(SEED) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 .PHONY: attack
-attack: setup ## one request, stranger or log against a router that serves others; prints what each cost (OUT, ARGS)
-	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+attack: measured ## one request, stranger or log against a router that serves others; prints what each cost (OUT, ARGS)
 	@PYTHONPATH=tests $(PY) -m attack $(if $(OUT),--out $(OUT)) $(ARGS)
 
 .PHONY: fuzz
@@ -181,24 +194,21 @@ format: setup ## rewrite Rust and Python in the project's format
 	@$(PY) -m ruff format --quiet .
 
 .PHONY: bench
-bench: setup ## measure the router and the engine (minutes); figures go to target/bench
-	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+bench: measured ## measure the router and the engine (minutes); figures go to target/bench
 	@$(PY) -m bench.router.overhead --runs 1 --out target/bench/router_overhead.json
 	@OMP_NUM_THREADS=1 $(PY) -m bench.engine.forward --rounds 1 --out target/bench/engine_forward.json
 
 .PHONY: bench-step
-bench-step: setup ## CPU time of an engine's step beside the model, frames included (OUT)
+bench-step: measured ## CPU time of an engine's step beside the model, frames included (OUT)
 	@OMP_NUM_THREADS=1 $(PY) -m bench.engine.step_overhead --out $(or $(OUT),target/bench/step_overhead.json) $(ARGS)
 
 # Other routers come into target/peers, each with its own environment. More descriptors are as many streams.
 .PHONY: bench-peers
-bench-peers: setup ## Headrace beside other routers, an hour on a machine without other work (OUT, ARGS="--cases A,B --rounds 1")
-	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+bench-peers: measured ## Headrace beside other routers, an hour on a machine without other work (OUT, ARGS="--cases A,B --rounds 1")
 	@$(PY) -m bench.peers --out $(or $(OUT),target/bench/peers.json) $(ARGS)
 
 .PHONY: bench-budget
-bench-budget: setup ## instructions, allocations and system calls of a token and of requests, held to budgets (ARGS=--write)
-	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+bench-budget: measured ## instructions, allocations and system calls of a token and of requests, held to budgets (ARGS=--write)
 	@$(PY) -m bench.budget $(ARGS)
 
 .PHONY: schemas
@@ -217,8 +227,7 @@ compile-table: setup ## registers, spills and shared memory of all Triton kernel
 	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -W ignore -m compile_table
 
 .PHONY: bench-routing
-bench-routing: setup ## routing policies on traces, live and simulated (TRACES, POLICIES, WORKERS, BLOCKS, OUT)
-	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+bench-routing: measured ## routing policies on traces, live and simulated (TRACES, POLICIES, WORKERS, BLOCKS, OUT)
 	@$(PY) -m bench.routing.run $(TRACES) $(if $(POLICIES),--policies $(POLICIES)) \
 		$(if $(WORKERS),--workers $(WORKERS)) $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
@@ -229,13 +238,13 @@ gpu: ## all that a GPU can tell, under 10 minutes: tests, kernels, R1-shaped ste
 		$(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: gpu-wheel
-gpu-wheel: setup ## what `make gpu` needs on a machine without Rust, into dist/gpu (ARGS=--model: weights too)
+gpu-wheel: measured ## what `make gpu` needs on a machine without Rust, into dist/gpu (ARGS=--model: weights too)
 	@rm -rf dist/gpu
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin build --release --locked --quiet --out dist/gpu
 	@$(PY) -m bench.gpu.carry $(ARGS)
 
 .PHONY: release
-release: setup ## wheels, source archive, stripped router, inventories and sums, into dist/release
+release: measured ## wheels, source archive, stripped router, inventories and sums, into dist/release
 	@$(PY) -m deploy.release.build
 
 .PHONY: try-container
@@ -285,17 +294,19 @@ $(VENV)/.dependencies-cpu: pyproject.toml $(VENV)/.maturin
 	@$(PIP) install -r $(VENV)/requirements-cpu.txt
 	@touch $@
 
-$(VENV)/.core: $(RUST_SOURCES) $(VENV)/.maturin
-	@echo 'setup: headrace._core (Rust, release)'
+$(VENV)/.core-$(RUST_PROFILE): $(RUST_SOURCES) $(VENV)/.maturin
+	@echo 'setup: headrace._core (Rust, $(RUST_PROFILE))'
 	@$(MATURIN) --skip-install > $(VENV)/core.log 2>&1 || { cat $(VENV)/core.log >&2; exit 1; }
-	@touch $@
+	@$(BUILT)
 
-$(VENV)/.installed: pyproject.toml $(VENV)/.dependencies $(VENV)/.core
+$(VENV)/.installed: pyproject.toml $(VENV)/.dependencies $(VENV)/.core-$(RUST_PROFILE)
 	@$(MATURIN) > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
+	@$(BUILT)
 	@touch $@ $(VENV)/.installed-cpu
 	@echo 'setup: done; the CLI is $(VENV)/bin/headrace'
 
-$(VENV)/.installed-cpu: pyproject.toml $(VENV)/.dependencies-cpu $(VENV)/.core
+$(VENV)/.installed-cpu: pyproject.toml $(VENV)/.dependencies-cpu $(VENV)/.core-$(RUST_PROFILE)
 	@$(MATURIN) > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
+	@$(BUILT)
 	@touch $@
 	@echo 'setup: done; the CLI is $(VENV)/bin/headrace'

@@ -18,6 +18,10 @@ class NotCountedError(Exception):
     """A file does not say what it should; the message says what is missing."""
 
 
+class TokensCameTogetherError(NotCountedError):
+    """What was counted is not what a token costs that comes alone."""
+
+
 def callgrind(text: str) -> Counts:
     """Instructions, allocations and atomic instructions of a whole run, from a file of callgrind.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from bench.budget.counts import Counts
@@ -43,6 +45,11 @@ def each(few: Counts, many: Counts, units: int) -> Counts:
     if units <= 0:
         raise ValueError(f"{units} units between two runs")
     return {count: (many[count] - few[count]) / units for count in few}
+
+
+def middle(measured: Sequence[Counts]) -> Counts:
+    """The median of each count."""
+    return {count: median(one[count] for one in measured) for count in measured[0]}
 
 
 def budget_of(count: str, measured: float) -> float:

@@ -52,7 +52,7 @@ def normal(name: str) -> str:
 def rust_digest(root: Path = ROOT) -> str:
     """Of all that `_core` is built from: a wheel of other sources is of no use."""
     digest = hashlib.sha256()
-    files = [root / "Cargo.lock", root / "Cargo.toml"]
+    files = [root / ".cargo/config.toml", root / "Cargo.lock", root / "Cargo.toml"]
     for part in RUST:
         found = (root / part).rglob("*")
         files += [f for f in found if f.suffix in (".rs", ".toml", ".json", ".txt")]

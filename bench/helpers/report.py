@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory and load of this machine."""
+    """Processor, cores and load of this machine, and how `headrace._core` was built."""
+    from headrace._core import OPT_LEVEL  # here, as `make gpu` has to say where it is missing
+
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     pairs = (line.partition(":") for line in info.splitlines())
     fields = {name.strip(): value.strip() for name, colon, value in pairs if colon}
@@ -28,6 +30,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
+        "core": "release" if OPT_LEVEL == "3" else "quick",  # of Python; programs say their folder
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }
 

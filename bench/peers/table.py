@@ -70,6 +70,7 @@ TABLES: list[tuple[str, list[Column]]] = [
             Column("B0", "B0: events a token", ("events_a_token",)),
             cpu("C512", "C512: a token", "token"),
             cpu("C2048", "C2048: a token", "token"),
+            cpu("F", "F: a token", "token"),
         ],
     ),
     (

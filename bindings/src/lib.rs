@@ -27,6 +27,8 @@ mod _core {
     #[pymodule_export]
     const HASH_SCHEME: &str = headrace_router::core::blocks::HASH_SCHEME;
     #[pymodule_export]
+    const OPT_LEVEL: &str = env!("HEADRACE_OPT_LEVEL");
+    #[pymodule_export]
     use crate::bench::bench_main;
     #[pymodule_export]
     use crate::etcd::{Etcd, EtcdWatch};

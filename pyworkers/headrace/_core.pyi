@@ -10,6 +10,7 @@ from typing_extensions import Buffer
 
 __all__ = [
     "HASH_SCHEME",
+    "OPT_LEVEL",
     "AnswerRules",
     "BlockIndex",
     "CompiledGrammar",
@@ -65,6 +66,9 @@ _Flags: TypeAlias = NDArray[np.bool_]
 
 HASH_SCHEME: Final = "blake3-chain-v2"
 """Name of the block hash, for `Fingerprints.hash_scheme`."""
+
+OPT_LEVEL: Final[str]
+"""How the compiler optimised this module: "3" as it is shipped, "1" as `make setup` builds it."""
 
 def hash_blocks(
     tokens: bytes,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.budget import __main__ as budget
 from bench.budget import rules
-from bench.budget.counts import NotCountedError, callgrind, strace
+from bench.budget.counts import NotCountedError, TokensCameTogetherError, callgrind, strace
 
 CALLGRIND = """\
 version: 1
@@ -84,6 +86,32 @@ def test_what_both_lengths_have_cancels() -> None:
     assert rules.each(few, many, units=3) == {"instructions": 200.0}
     with pytest.raises(ValueError, match="0 units"):
         rules.each(few, many, units=0)
+
+
+def test_one_pair_of_runs_that_went_wrong_is_no_figure() -> None:
+    pairs = [{"instructions": each, "atomics": 9.0} for each in (6_507.0, 4_300.0, 4_200.0)]
+    assert rules.middle(pairs) == {"instructions": 4_300.0, "atomics": 9.0}
+
+
+@pytest.mark.parametrize(("broken", "counts"), [(0, True), (2, True), (3, False)])
+def test_a_run_whose_tokens_came_together_is_made_again(
+    broken: int, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = iter(range(9))
+
+    def run(*_: object) -> dict[str, float]:
+        if next(tries) < broken:
+            raise TokensCameTogetherError("1,951 events for 2,048 tokens")
+        return {"instructions": 1.0}
+
+    monkeypatch.setattr(budget, "one_run", run)
+    case = budget.CASES["token"]
+    if counts:
+        assert budget.counted(case, 64, budget.COUNTERS[0], Path(), Path()) == {"instructions": 1.0}
+    else:
+        with pytest.raises(TokensCameTogetherError, match="1,951"):
+            budget.counted(case, 64, budget.COUNTERS[0], Path(), Path())
+    assert next(tries) == min(broken + 1, budget.TRIES)
 
 
 def test_a_count_is_over_its_budget_only_above_it() -> None:

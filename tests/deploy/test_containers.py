@@ -115,6 +115,7 @@ def test_both_files_build_the_wheel_in_the_same_way() -> None:
         ("deploy/docker/health.py", True),
         (".git/config", False),
         (".venv/bin/python", False),
+        (".cargo/config.toml", True),
         ("target/release/headrace-router", False),
         ("router/target/debug/x", False),
         ("tests/router/main.rs", True),

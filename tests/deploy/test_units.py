@@ -64,6 +64,13 @@ def test_services_have_little_that_they_could_harm(name: str) -> None:
     assert float(found[1]) < HARDENED_BELOW
 
 
+def test_a_restart_of_the_router_closes_no_socket() -> None:
+    """systemd hands a restart of a service on to whatever is `PartOf` it, and to what is bound to it."""
+    for unit in UNITS:
+        if unit.suffix == ".socket":
+            assert not values(unit, "PartOf") + values(unit, "BindsTo"), unit.name
+
+
 def test_sockets_have_the_names_by_which_the_router_knows_them() -> None:
     sockets = [unit for unit in UNITS if unit.suffix == ".socket"]
     names = [values(unit, "FileDescriptorName") for unit in sockets]

@@ -369,6 +369,26 @@ def test_each_worker_has_a_role_and_a_name_for_it(
         assert f"--role={role}" in command.argv
 
 
+@pytest.mark.parametrize(
+    ("started_as", "on_path", "typed"),
+    [
+        ("bin/headrace", "bin", "headrace"),
+        ("bin/headrace", "elsewhere", "{0}/bin/headrace"),
+        ("bin/headrace", "nowhere", "{0}/bin/headrace"),
+        ("headrace/__main__.py", "bin", f"{sys.executable} -m headrace"),
+    ],
+)
+def test_what_to_type_is_found_by_a_shell(
+    started_as: str, on_path: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bin", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "headrace").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / on_path))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / started_as)])
+    assert announce.program() == typed.format(tmp_path)
+
+
 def test_the_secret_is_in_the_environment_of_the_children_and_nowhere_else() -> None:
     config = replace(SETTINGS, secret="s3cr3t")
     folder = Path("/f")

@@ -6,7 +6,10 @@ import asyncio
 import http.client
 import json
 import os
+import shutil
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from headrace.cli.client.unix_http import UnixConnection
@@ -88,9 +91,19 @@ def print_ready(config: ServeSettings, model: str, served_as: ServedAs, seconds:
         f"{model} in {served_as}{_quantised(config, served_as)}\n\n{export}"
         f"  curl -N {config.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
-        f"  headrace chat --url {config.url}\n",
+        f"  {program()} chat --url {config.url}\n\n"
+        f"{config.url} shows what it does, in a browser.\n",
         flush=True,
     )
+
+
+def program() -> str:
+    """What a person types for `headrace`: its path where a shell would not find this one."""
+    ours = Path(sys.argv[0])
+    if ours.name == "__main__.py":
+        return f"{sys.executable} -m headrace"
+    found = shutil.which(ours.name)
+    return ours.name if found and Path(found).samefile(ours) else str(ours)
 
 
 def _quantised(config: ServeSettings, served_as: ServedAs) -> str:

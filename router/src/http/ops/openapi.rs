@@ -6,6 +6,7 @@
 
 mod answers;
 mod fields;
+mod json;
 mod operations;
 #[cfg(test)]
 mod tests;
@@ -15,9 +16,10 @@ use std::sync::OnceLock;
 use axum::http::header;
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use self::fields::ObjectShape;
+use self::json::json;
 use super::pages;
 
 /// The document.

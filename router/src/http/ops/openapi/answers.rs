@@ -5,9 +5,10 @@ mod responses;
 mod vectors;
 
 use axum::http::StatusCode;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::fields::named;
+use crate::http::ops::openapi::json::json;
 use crate::http::reply::reject::anthropic::status_of;
 
 /// Statuses of errors, with what they mean for a client and the `code`s that come with them.

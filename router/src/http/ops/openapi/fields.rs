@@ -3,6 +3,7 @@
 //! The code that reads a body knows the same names, types and ranges; a test runs it and compares both. A new field of a body
 //! is a new row here.
 
+use crate::http::ops::openapi::json::json;
 mod chat;
 mod generation;
 mod messages;
@@ -10,7 +11,7 @@ mod responses;
 mod texts;
 mod vectors;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub(super) use chat::CHAT;
 pub(super) use messages::{COUNT, MESSAGES};

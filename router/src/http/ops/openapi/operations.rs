@@ -3,10 +3,11 @@
 mod links;
 mod table;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::answers::{self, ErrorForm};
 use super::fields::{ObjectShape, named};
+use crate::http::ops::openapi::json::json;
 
 pub(super) use table::OPERATIONS;
 

@@ -1,8 +1,9 @@
 //! Answers of `/v1/messages`, as Anthropic has them.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::{named, object, or_null};
+use crate::http::ops::openapi::json::json;
 
 pub(super) fn schemas() -> Map<String, Value> {
     let text = json!({"type": "string"});

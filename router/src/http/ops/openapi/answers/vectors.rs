@@ -1,8 +1,9 @@
 //! Answers that are made of vectors.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::object;
+use crate::http::ops::openapi::json::json;
 
 pub(super) fn schemas() -> Map<String, Value> {
     let text = json!({"type": "string"});

@@ -1,12 +1,11 @@
 //! A chat: what its template shows to the model, and how it is answered.
 
-use serde_json::json;
-
 use super::FieldKind::{
     Array, Boolean, Integer, Object, Objects, Open, Other, SomeObjects, Text, TextOr, Words,
 };
 use super::generation::{GENERATION, HARMLESS};
 use super::{Field, ObjectShape, U32, field, must, named};
+use crate::http::ops::openapi::json::json;
 
 /// What the chat template gets to see.
 pub(super) const CHAT_PROMPT: &[Field] = &[

@@ -1,8 +1,9 @@
 //! Fields of every generation: how tokens are chosen, what the answer follows, how it is sent.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::FieldKind::{Above, Array, Boolean, Integer, Number, Object, Open, Other, Text, Words};
+use crate::http::ops::openapi::json::json;
 use crate::http::parse::nvext::Annotations;
 
 use super::{Field, ObjectShape, U32, field, json_schema, metadata, must, text, token_id};

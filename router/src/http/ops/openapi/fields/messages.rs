@@ -1,12 +1,11 @@
 //! A request of `/v1/messages`: a conversation in blocks, and how it is answered.
 
-use serde_json::json;
-
 use super::FieldKind::{
     Array, Boolean, Integer, Object, Objects, Open, Other, SomeObjects, Text, TextOr, Words,
 };
 use super::{Field, ObjectShape, U32, field, json_schema, must, text};
 use crate::http::anthropic::request::SAME;
+use crate::http::ops::openapi::json::json;
 
 pub(in super::super) const MESSAGES: ObjectShape = ObjectShape {
     name: "MessageRequest",

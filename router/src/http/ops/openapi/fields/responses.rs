@@ -1,11 +1,10 @@
 //! A request of `/v1/responses`: its input as items, and what the answer is to be.
 
-use serde_json::json;
-
 use super::FieldKind::{
     Array, Boolean, Integer, Object, Objects, Open, Other, Text, TextOr, Words, WordsOr,
 };
 use super::{ObjectShape, U32, field, json_schema, metadata, must, text};
+use crate::http::ops::openapi::json::json;
 use crate::http::responses::request::SAME;
 
 pub(in super::super) const RESPONSES: ObjectShape = ObjectShape {

@@ -1,11 +1,10 @@
 //! Texts to continue, texts and token ids to change into each other, and how a worker leaves.
 
-use serde_json::json;
-
 use super::FieldKind::{Array, Boolean, Integer, Other, SomeObjects, Text};
 use super::chat::{CHAT_PROMPT, MESSAGE};
 use super::generation::{GENERATION, HARMLESS};
 use super::{Field, ObjectShape, U32, field, must, text, token_id};
+use crate::http::ops::openapi::json::json;
 
 pub(in super::super) const COMPLETION: ObjectShape = ObjectShape::new(
     "CompletionRequest",

@@ -1,9 +1,10 @@
 //! Texts as vectors, and how alike they are.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::FieldKind::{Boolean, Integer, Other, Text, Words};
 use super::{Field, ObjectShape, U32, field, must, text, token_id};
+use crate::http::ops::openapi::json::json;
 
 pub(in super::super) const EMBEDDINGS: ObjectShape = ObjectShape::new(
     "EmbeddingRequest",

@@ -1,6 +1,7 @@
 //! What a client can ask next with what an answer says, for programs that walk through the document.
 
-use serde_json::{Map, Value, json};
+use serde_json::json;
+use serde_json::{Map, Value};
 
 /// A name that later requests take: the operations that take it, their parameter, and where the answer has it.
 type Name = (&'static [&'static str], &'static str, &'static str);

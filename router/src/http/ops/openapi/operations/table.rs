@@ -1,10 +1,9 @@
 //! The rows: each path and method of the server.
 
-use serde_json::json;
-
 use super::super::answers::ErrorForm;
 use super::super::fields::{self, ObjectShape};
 use super::{Callers, Operation, SuccessBody};
+use crate::http::ops::openapi::json::json;
 
 const CHUNKS: &str = "With `stream`: lines `data:` with such an object, then `data: [DONE]`. What fails after the first event is \
     an event with an Error, and no [DONE] follows.";
