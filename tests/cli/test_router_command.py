@@ -5,11 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +116,21 @@ def load(clients: str, *flags: str) -> dict[str, Any]:
         check=True,
     )
     return json.loads(done.stdout)
+
+
+def test_a_terminal_gets_its_log_in_colour(tmp_path: Path) -> None:
+    mine, theirs = pty.openpty()
+    command = [sys.executable, "-m", "headrace", "router", "--port", "0"]
+    listen = ["--worker-listen", f"unix:{tmp_path}/w.sock", "--log-level", "info"]
+    with subprocess.Popen([*command, *listen], stderr=theirs, stdout=theirs, env=ENV) as router:
+        try:
+            os.close(theirs)
+            shown = b""
+            while b" for clients" not in shown:
+                assert select.select([mine], [], [], 60.0)[0], shown
+                shown += os.read(mine, 65_536)
+        finally:
+            router.terminate()
+            os.close(mine)
+    first = shown.splitlines()[0]
+    assert b"\x1b[" in first and b"INFO" in first, shown
