@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import itertools
 import json
 import socket
 import time
+from collections.abc import Callable, Coroutine, Iterable
 
 from attack.attack import Attack, Outcome, Scale
 from attack.report import percentile
 from attack.stack import Router, Stack
 from attack.wire import (
     PATIENCE_S,
+    PING,
+    SETTINGS,
     Reply,
     ask,
     everything,
+    frame,
     greeting,
     h2_request,
     parse,
     post,
+    reset,
     send,
     tally,
 )
@@ -98,6 +105,121 @@ async def zero_windows(stack: Stack, scale: Scale) -> Outcome:
     await asyncio.gather(*held, return_exceptions=True)
     fine = all(reply.status == "200" for reply in replies) and max(waits) < 2
     return Outcome(f"newcomers {tally(replies)}, at most {max(waits):.2f} s", fine)
+
+
+async def newcomers_beside(
+    stack: Stack, attackers: Iterable[Coroutine[None, None, object]], wait_s: float
+) -> Outcome:
+    """Five short requests of somebody else, a second apart, while they attack."""
+    held = [asyncio.create_task(attacker) for attacker in attackers]
+    await asyncio.sleep(wait_s)
+    found: list[tuple[Reply, float]] = []
+    for _ in range(5):
+        found.append(await newcomer(stack))
+        await asyncio.sleep(1.0)
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    longest = max(took for _, took in found)
+    fine = all(reply.status == "200" for reply, _ in found) and longest < 2
+    told = f"newcomers {tally(reply for reply, _ in found)}, at most {longest:.2f} s"
+    return Outcome(told, fine)
+
+
+async def drip(router: Router, first: bytes, byte: bytes) -> None:
+    """Send `first` at once, then a byte each 100 ms until the router hangs up."""
+    reader, writer = await asyncio.open_connection(router.host, router.port)
+    with contextlib.suppress(OSError), contextlib.closing(writer):
+        writer.write(first)
+        while not reader.at_eof():
+            writer.write(byte)
+            await writer.drain()
+            await asyncio.sleep(0.1)
+
+
+async def flood(router: Router, first: bytes, again: Callable[[int], bytes]) -> None:
+    """Send `first`, then one lot after the other, and read all that comes, until the router hangs up."""
+    reader, writer = await asyncio.open_connection(router.host, router.port)
+    reading = asyncio.create_task(everything(reader))
+    with contextlib.suppress(OSError), contextlib.closing(writer):
+        writer.write(first)
+        for lot in itertools.count():
+            if reading.done():
+                break
+            writer.write(again(lot))
+            await writer.drain()
+            await asyncio.sleep(0)
+    reading.cancel()
+
+
+async def slow_heads(stack: Stack, scale: Scale) -> Outcome:
+    """Heads of requests that come byte by byte."""
+    first = b"POST /v1/completions HTTP/1.1\r\nX: "
+    dripping = (drip(stack.router, first, b"a") for _ in range(scale.of(300, 20)))
+    return await newcomers_beside(stack, dripping, 1.0)
+
+
+async def slow_bodies(stack: Stack, scale: Scale) -> Outcome:
+    """Bodies of requests that come byte by byte."""
+    first = post(stack.router, "/v1/completions", b" " * 1_000_000)[:-999_999]
+    dripping = (drip(stack.router, first, b" ") for _ in range(scale.of(300, 20)))
+    return await newcomers_beside(stack, dripping, 1.0)
+
+
+async def pipelined(stack: Stack, scale: Scale) -> Outcome:
+    """Requests one behind the other without waiting, on connections that go on for ever."""
+    host = f"{stack.router.host}:{stack.router.port}"
+    lot = f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode() * 50
+    flooding = (flood(stack.router, b"", lambda _: lot) for _ in range(scale.of(16, 4)))
+    return await newcomers_beside(stack, flooding, 1.0)
+
+
+async def stalled_readers(stack: Stack, scale: Scale) -> Outcome:
+    """Streams of 2,000 tokens that nobody reads."""
+    body = {"model": stack.model, "prompt": "hello", "max_tokens": 2_000, "ignore_eos": True}
+    asks = post(
+        stack.router,
+        "/v1/completions",
+        json.dumps({**body, "stream": True}).encode(),
+        [("X-Headrace-Tenant", "greedy")],
+    )
+    holding = (hold(stack.router, asks, HOLD_S) for _ in range(scale.of(100, 10)))
+    return await newcomers_beside(stack, holding, 1.0)
+
+
+async def rapid_resets(stack: Stack, scale: Scale) -> Outcome:
+    """HTTP/2 requests that are taken back at once, as many as connections take."""
+    body = json.dumps({"model": stack.model, "prompt": "hello", "max_tokens": 64}).encode()
+
+    def lot(number: int) -> bytes:
+        streams = range(100 * number + 1, 100 * number + 101, 2)
+        return b"".join(
+            h2_request(stack.router, i, "POST", "/v1/completions", body) + reset(i) for i in streams
+        )
+
+    async def again_and_again() -> None:
+        while True:  # the router ends such connections
+            with contextlib.suppress(OSError):
+                await flood(stack.router, greeting(65_535), lot)
+
+    return await newcomers_beside(stack, (again_and_again() for _ in range(scale.of(8, 2))), 1.0)
+
+
+async def pings(stack: Stack, scale: Scale) -> Outcome:
+    """HTTP/2 pings and settings, each of which asks for an answer."""
+    lot = (frame(PING, 0, 0, bytes(8)) + frame(SETTINGS, 0, 0)) * 200
+    flooding = (flood(stack.router, greeting(0), lambda _: lot) for _ in range(scale.of(8, 2)))
+    return await newcomers_beside(stack, flooding, 1.0)
+
+
+async def compressed(stack: Stack, scale: Scale) -> Outcome:
+    """Bodies that are 16 MiB once they are unpacked, which nobody does."""
+    count = scale.of(16, 4)
+    bomb = gzip.compress(bytes(16 << 20))
+    coding = [("Content-Encoding", "gzip")]
+    request = post(stack.router, "/v1/completions", bomb, coding)
+    replies = await asyncio.gather(*(send(stack.router, request, 10) for _ in range(count)))
+    return Outcome(tally(replies), all(reply.status == "415" for reply in replies))
 
 
 async def unread_metrics(stack: Stack, scale: Scale) -> Outcome:
@@ -275,6 +397,15 @@ ATTACKS = [
         most_mb=64,
         prefix=("prlimit", "--nofile=256:256"),
     ),
+    Attack(name="300 heads that come byte by byte", run=slow_heads, most_mb=64),
+    Attack(name="300 bodies that come byte by byte", run=slow_bodies, most_mb=64),
+    Attack(name="requests without end, none waits for its answer", run=pipelined, most_mb=64),
+    Attack(name="100 streams of 2,000 tokens that nobody reads", run=stalled_readers, most_mb=128),
+    Attack(
+        name="HTTP/2 requests that are reset at once, without end", run=rapid_resets, most_mb=128
+    ),
+    Attack(name="HTTP/2 pings and settings without end", run=pings, most_mb=64),
+    Attack(name="16 compressed bodies", run=compressed, most_mb=64),
     Attack(name="512 connects at once", run=connects, most_mb=128),
     Attack(name="half-closed clients", run=half_closed, most_mb=64),
     Attack(name="request heads with two meanings", run=smuggling, most_mb=64),

@@ -134,7 +134,8 @@ def tally(replies: Iterable[Reply]) -> str:
 # --- HTTP/2, as little as the attacks need ---
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS, HEADERS, DATA, WINDOW_UPDATE = 0x4, 0x1, 0x0, 0x8
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0x0, 0x1, 0x3, 0x4, 0x6, 0x8
+CANCEL = 0x8
 END_STREAM, END_HEADERS = 0x1, 0x4
 INITIAL_WINDOW_SIZE = 0x4
 
@@ -147,6 +148,11 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
         + struct.pack(">I", stream)
         + payload
     )
+
+
+def reset(stream: int) -> bytes:
+    """The client wants no answer any more."""
+    return frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL))
 
 
 def greeting(window: int) -> bytes:

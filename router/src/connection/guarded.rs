@@ -21,6 +21,10 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Read at once of a request that comes before its turn. A guess.
 const READ_BYTES: usize = 1 << 10;
 
+/// Read of HTTP/2 in one turn of its task. A ping takes 17 bytes, and a connection that sends nothing else would hold its
+/// core until the socket is empty, which it never is. A guess: half a millisecond of pings.
+const TURN_BYTES: usize = 8 << 10;
+
 /// What a client speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
@@ -37,6 +41,8 @@ pub(super) struct Guarded {
     begin: Bytes,
     /// The client has stopped writing.
     is_over: bool,
+    /// Read since others had their turn, where that is counted.
+    of_turn: Option<usize>,
 }
 
 impl Guarded {
@@ -48,7 +54,14 @@ impl Guarded {
             stalled: None,
             begin: Bytes::new(),
             is_over: false,
+            of_turn: None,
         }
+    }
+
+    /// From now on its task gives way, however much there is to read.
+    pub(super) fn reads_in_turns(mut self) -> Self {
+        self.of_turn = Some(0);
+        self
     }
 
     /// Reads until it is certain what the client speaks; what was read comes again. `None` if it leaves before it says
@@ -164,9 +177,18 @@ impl Guarded {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if !self.is_over {
+            if let Some(read) = self.of_turn.as_mut().filter(|read| **read >= TURN_BYTES) {
+                *read = 0;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             let before = buffer.filled().len();
             let read = Pin::new(&mut self.socket.wire().stream).poll_read(context, buffer);
-            if buffer.filled().len() > before {
+            let came = buffer.filled().len() - before;
+            if let Some(of_turn) = &mut self.of_turn {
+                *of_turn = if came > 0 { *of_turn + came } else { 0 };
+            }
+            if came > 0 {
                 self.socket.hear();
                 return read;
             }
@@ -305,6 +327,41 @@ mod tests {
             assert!(begin.elapsed() <= stall, "{:?}", begin.elapsed());
         }
         assert_eq!(app.metrics.http.connections_stalled.get(), 1);
+    }
+
+    #[tokio::test]
+    async fn who_always_has_more_to_say_gives_way_in_between() {
+        const PIECE: usize = 100;
+        let app = app().await;
+        let (socket, mut client) = pair().await;
+        client.write_all(&[b'x'; 5 * TURN_BYTES]).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut io = Guarded::new(&socket, &app).reads_in_turns();
+        // each poll of the task is a turn, in which it reads what it is given
+        let mut turns = vec![0];
+        let reading = async {
+            let mut piece = [0; PIECE];
+            poll_fn(|context| {
+                loop {
+                    let mut buffer = ReadBuf::new(&mut piece);
+                    let read = Pin::new(&mut io).poll_read(context, &mut buffer);
+                    let came = buffer.filled().len();
+                    *turns.last_mut().expect("the first") += came;
+                    match read {
+                        Poll::Ready(Ok(())) if came == 0 => return Poll::Ready(()),
+                        Poll::Ready(read) => read.unwrap(),
+                        Poll::Pending => {
+                            turns.push(0);
+                            return Poll::Pending;
+                        }
+                    }
+                }
+            })
+            .await;
+        };
+        timeout(Duration::from_secs(60), reading).await.expect("it is woken");
+        assert_eq!(turns.iter().sum::<usize>(), 5 * TURN_BYTES);
+        assert!(turns.iter().all(|read| *read < TURN_BYTES + PIECE), "{turns:?}");
     }
 
     #[tokio::test]

@@ -55,7 +55,7 @@ pub(super) async fn serve(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clien
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buffer_size(PIECE);
-    let Ok(mut connection) = http.handshake(io).await else { return };
+    let Ok(mut connection) = http.handshake(io.reads_in_turns()).await else { return };
     let mut answers = JoinSet::new(); // dropped with the connection
     let mut late = std::pin::pin!(socket.late(clients.app.config.http.header_timeout));
     let mut draining = false;
