@@ -15,7 +15,7 @@ from bench.budget.counts import Counts
 MARGINS: dict[str, tuple[float, float]] = {
     "instructions": (0.10, 0.0),
     "allocations": (0.05, 0.1),
-    "atomics": (0.30, 0.5),  # tasks change threads, or stay
+    "atomics": (0.15, 0.5),
     "syscalls": (0.25, 0.2),
     "futexes": (0.50, 0.2),
 }
