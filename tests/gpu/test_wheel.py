@@ -33,7 +33,7 @@ def wheel(folder: Path, name: str, version: str, **files: str) -> Path:
 def tree(tmp_path: Path) -> Path:
     """As much of a checkout as is looked at, with a wheel of it in dist/gpu."""
     root = tmp_path / "tree"
-    for file in ("Cargo.lock", "Cargo.toml", "router/src/lib.rs"):
+    for file in (".cargo/config.toml", "Cargo.lock", "Cargo.toml", "router/src/lib.rs"):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text(file)
     (root / "pyworkers" / "headrace").mkdir(parents=True)
