@@ -3,7 +3,7 @@
 //!
 //! `accept` takes connections in, `open` bounds them and makes room, `gate` keeps a burst of them beside running streams;
 //! `guarded` is the socket as the protocols see it, `wire` what waits for it, `socket` whose turn it is; `http1` and `http2`
-//! serve, `half_closed` keeps an answer for a client that only stopped writing, `unread` bounds what waits for clients that
+//! serve, `received` is the body of a request, `half_closed` keeps an answer for a client that only stopped writing, `unread` bounds what waits for clients that
 //! do not read. `tls_port` agrees on TLS before all that, where there is a certificate; `transport` is then what a socket
 //! reads and writes.
 //!
@@ -21,6 +21,7 @@ mod http1;
 mod http2;
 mod last_words;
 mod open;
+mod received;
 mod socket;
 pub(crate) mod tls_port;
 mod transport;
@@ -218,6 +219,32 @@ mod tests {
             let (_, start) = tokio::join!(answering, reading);
             assert_eq!(&start, b"HTTP/1.1 200");
         }
+    }
+
+    #[tokio::test]
+    async fn who_asks_on_and_on_gives_way_after_each_request() {
+        const REQUESTS: usize = 40;
+        let clients = clients().await;
+        let answered = || {
+            let metrics = clients.app.metrics.text();
+            let count =
+                metrics.lines().find(|line| line.contains(r#"route="/health",status="200""#));
+            count.map_or(0, |line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
+        };
+        let (socket, mut client) = socket::pair().await;
+        client.write_all(&HEALTH.repeat(REQUESTS)).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut talking = std::pin::pin!(talk(&socket, &clients));
+        let mut turns = Vec::new();
+        poll_fn(|context| {
+            let before: usize = answered();
+            let end = talking.as_mut().poll(context);
+            turns.push(answered() - before);
+            end
+        })
+        .await;
+        assert_eq!(turns.iter().sum::<usize>(), REQUESTS);
+        assert_eq!(turns.iter().max(), Some(&1), "{turns:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
+use super::http2::frames::Frames;
 use super::socket::Socket;
 use crate::app::App;
 
@@ -41,8 +42,17 @@ pub(super) struct Guarded {
     begin: Bytes,
     /// The client has stopped writing.
     is_over: bool,
-    /// Read since others had their turn, where that is counted.
-    of_turn: Option<usize>,
+    /// Of HTTP/2.
+    http2: Option<Http2Reading>,
+}
+
+/// How HTTP/2 is read.
+struct Http2Reading {
+    /// Read since others had their turn.
+    of_turn: usize,
+    frames: Frames,
+    /// Nothing is read any more.
+    floods: bool,
 }
 
 impl Guarded {
@@ -54,13 +64,14 @@ impl Guarded {
             stalled: None,
             begin: Bytes::new(),
             is_over: false,
-            of_turn: None,
+            http2: None,
         }
     }
 
-    /// From now on its task gives way, however much there is to read.
-    pub(super) fn reads_in_turns(mut self) -> Self {
-        self.of_turn = Some(0);
+    /// From now on, with the preface, its task gives way, however much there is to read, and its frames are counted.
+    pub(super) fn reads_http2(mut self) -> Self {
+        let frames = Frames::behind(PREFACE.len());
+        self.http2 = Some(Http2Reading { of_turn: 0, frames, floods: false });
         self
     }
 
@@ -177,16 +188,21 @@ impl Guarded {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if !self.is_over {
-            if let Some(read) = self.of_turn.as_mut().filter(|read| **read >= TURN_BYTES) {
-                *read = 0;
-                context.waker().wake_by_ref();
-                return Poll::Pending;
+            if let Some(http2) = &mut self.http2 {
+                if http2.floods {
+                    return Poll::Pending; // and last words are written
+                }
+                if http2.of_turn >= TURN_BYTES {
+                    http2.of_turn = 0;
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
             }
             let before = buffer.filled().len();
             let read = Pin::new(&mut self.socket.wire().stream).poll_read(context, buffer);
             let came = buffer.filled().len() - before;
-            if let Some(of_turn) = &mut self.of_turn {
-                *of_turn = if came > 0 { *of_turn + came } else { 0 };
+            if let Some(http2) = &mut self.http2 {
+                http2.of_turn = if came > 0 { http2.of_turn + came } else { 0 };
             }
             if came > 0 {
                 self.socket.hear();
@@ -200,11 +216,10 @@ impl Guarded {
         }
         if self.socket.holds_back(context) { Poll::Pending } else { Poll::Ready(Ok(())) }
     }
-}
 
-impl AsyncRead for Guarded {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+    /// What comes next: what was put aside, and what nobody has read yet.
+    fn poll_next(
+        &mut self,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
@@ -220,6 +235,25 @@ impl AsyncRead for Guarded {
             return Poll::Ready(Ok(()));
         }
         self.poll_socket(context, buffer)
+    }
+}
+
+impl AsyncRead for Guarded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = self.poll_next(context, buffer);
+        let Self { socket, http2, .. } = &mut *self;
+        if let Some(http2) = http2
+            && !http2.frames.read(&buffer.filled()[before..], &socket.carried)
+        {
+            http2.floods = true;
+            socket.floods.notify_one();
+        }
+        read
     }
 }
 
@@ -336,7 +370,7 @@ mod tests {
         let (socket, mut client) = pair().await;
         client.write_all(&[b'x'; 5 * TURN_BYTES]).await.unwrap();
         client.shutdown().await.unwrap();
-        let mut io = Guarded::new(&socket, &app).reads_in_turns();
+        let mut io = Guarded::new(&socket, &app).reads_http2();
         // each poll of the task is a turn, in which it reads what it is given
         let mut turns = vec![0];
         let reading = async {

@@ -14,16 +14,18 @@ use std::task::{Context, Poll, Waker};
 
 use axum::http::Method;
 use axum::http::header::TRANSFER_ENCODING;
-use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1::{self, Parts};
 use hyper::service::{Service as _, service_fn};
 use hyper::{Request, Version};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use tokio::task::yield_now;
 
 use super::Clients;
 use super::guarded::Guarded;
-use super::last_words::HEADERS_TOO_SLOW;
+use super::last_words::{BODY_TOO_SLOW, HEADERS_TOO_SLOW};
+use super::received::Received;
 use super::socket::{Answering, Socket};
 use crate::http::access::Entrance;
 pub(super) use answer::is_event_stream;
@@ -39,6 +41,10 @@ pub(super) async fn serve(mut io: Box<Guarded>, socket: &Arc<Socket>, clients: &
         let (back, handling) = match Box::pin(talk(io, socket, clients)).await {
             End::Closed => return,
             End::Late => break,
+            End::TooSlow => {
+                clients.app.metrics.http.request("unknown", 408, "body_too_slow");
+                return BODY_TOO_SLOW.say(socket).await;
+            }
             End::Left(back, handling) => (back, handling),
         };
         io = back;
@@ -60,6 +66,10 @@ pub(super) async fn serve(mut io: Box<Guarded>, socket: &Arc<Socket>, clients: &
 /// Waits for the next request, without hyper, which takes room to read before there is anything to be read. False: the
 /// connection is over.
 async fn asks_again(io: &Guarded, socket: &Socket, clients: &Clients) -> bool {
+    let has_asked = io.poll_heard(&mut Context::from_waker(Waker::noop())).is_ready();
+    if has_asked {
+        yield_now().await; // who asks on and on has a turn for each request
+    }
     tokio::select! {
         biased; // what has come is answered, also where the drain came at the same time
         () = poll_fn(|context| io.poll_heard(context)) => true,
@@ -74,6 +84,8 @@ enum End {
     Closed,
     /// The client is too late with its request.
     Late,
+    /// Its body is on its way for so long that others, for whom there is no room, go before.
+    TooSlow,
     /// Hyper read all of a request, has nothing to write, and would only wait: for the answer, or after it for the next
     /// request.
     Left(Box<Guarded>, Option<Box<Handling>>),
@@ -99,7 +111,7 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
         request.extensions_mut().insert(socket.peer);
         request.extensions_mut().insert(Entrance::of(socket.peer.address));
         let held = receiving.then(|| Arc::clone(&answering));
-        let answer = routes.call(request.map(|body| Received { body, answering: held }));
+        let answer = routes.call(request.map(|body| Received::new(body, held)));
         let (handling, by_hyper) = Handling::begin(answer, answering, may_leave, is_last);
         *handled.lock().expect("no holder panics") = Some(handling);
         async move {
@@ -120,6 +132,7 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
     let handling = loop {
         let turn = poll_fn(|context| {
             let mut quiet = Context::from_waker(Waker::noop());
+            let mut has_answered = false;
             loop {
                 // The handler takes the body out of hyper's hands in this same turn. Would that wake this task, it went to
                 // the end of the queue and woke another thread for it.
@@ -128,6 +141,10 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
                 }
                 let mut in_hand = handled.lock().expect("no holder panics");
                 let waits = in_hand.is_some();
+                if has_answered && waits {
+                    context.waker().wake_by_ref(); // as `asks_again`
+                    return Poll::Pending;
+                }
                 if let Some(handling) = &mut *in_hand {
                     // hyper has flushed all of what came before, unless the socket is full
                     let is_flushed = !socket.unflushed.load(Relaxed);
@@ -140,6 +157,7 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
                             if let Some(handling) = in_hand.take() {
                                 may_rest = handling.may_leave();
                                 handling.give_to_hyper(socket, clients); // which sends it in its next turn
+                                has_answered = true;
                             }
                             continue;
                         }
@@ -171,7 +189,7 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
             },
             () = late.as_mut() => return End::Late,
             () = gone.as_mut() => return End::Closed,
-            () = socket.evicted() => return End::Closed,
+            () = socket.evicted() => return if socket.receives() { End::TooSlow } else { End::Closed },
             () = clients.stopper.draining(), if !draining => {
                 draining = true;
                 Pin::new(&mut connection).graceful_shutdown();
@@ -182,51 +200,4 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
     let mut io = io.into_inner();
     io.read_again(&read_buf);
     End::Left(io, handling)
-}
-
-/// The body of a request.
-struct Received {
-    body: Incoming,
-    /// Until it is over.
-    answering: Option<Arc<Answering>>,
-}
-
-impl Received {
-    fn over(&mut self, is_whole: bool) {
-        if let Some(answering) = self.answering.take() {
-            answering.received(is_whole);
-        }
-    }
-}
-
-impl Drop for Received {
-    fn drop(&mut self) {
-        self.over(false);
-    }
-}
-
-impl Body for Received {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
-        let failed = matches!(frame, Poll::Ready(Some(Err(_))));
-        let is_whole = matches!(frame, Poll::Ready(None)) || self.body.is_end_stream();
-        if failed || is_whole {
-            self.over(is_whole && !failed);
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }

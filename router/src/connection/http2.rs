@@ -1,8 +1,12 @@
 //! HTTP/2: requests side by side. Each answer is read by its client in pieces that its window allows, and no byte is given
 //! to the connection before: an answer that nobody reads is given up piece by piece, whoever else reads.
 
+pub(super) mod frames;
+
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
@@ -22,6 +26,7 @@ use super::Clients;
 use super::gate::InHand;
 use super::guarded::Guarded;
 use super::http1::is_event_stream;
+use super::received::Received;
 use super::socket::{Answering, Socket};
 use crate::http::access::Entrance;
 
@@ -55,7 +60,7 @@ pub(super) async fn serve(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clien
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buffer_size(PIECE);
-    let Ok(mut connection) = http.handshake(io.reads_in_turns()).await else { return };
+    let Ok(mut connection) = http.handshake(io.reads_http2()).await else { return };
     let mut answers = JoinSet::new(); // dropped with the connection
     let mut late = std::pin::pin!(socket.late(clients.app.config.http.header_timeout));
     let mut draining = false;
@@ -69,6 +74,10 @@ pub(super) async fn serve(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clien
             Some(_) = answers.join_next() => {}
             () = late.as_mut() => return say_goodbye(connection, GOODBYE).await,
             () = socket.evicted() => return say_goodbye(connection, EVICTED).await,
+            () = socket.floods.notified() => {
+                clients.app.metrics.http.connections_flooding.inc();
+                return break_off(connection).await;
+            }
             () = clients.stopper.draining(), if !draining => {
                 draining = true;
                 connection.graceful_shutdown();
@@ -88,6 +97,12 @@ async fn say_goodbye(mut connection: Connection<Guarded, Bytes>, time: Duration)
     .await;
 }
 
+/// Ends a connection whose client floods, with all that is answered on it.
+async fn break_off(mut connection: Connection<Guarded, Bytes>) {
+    connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+    let _ = timeout(EVICTED, poll_fn(|context| connection.poll_closed(context))).await;
+}
+
 fn take(
     answers: &mut JoinSet<()>,
     request: Request<RecvStream>,
@@ -100,7 +115,10 @@ fn take(
         return;
     }
     let (socket, clients) = (Arc::clone(socket), Arc::clone(clients));
-    let answering = Answering::begin(&socket, Version::HTTP_2, false);
+    let receiving = !request.body().is_end_stream();
+    let answering = Arc::new(Answering::begin(&socket, Version::HTTP_2, receiving));
+    let body_of = receiving.then(|| Arc::clone(&answering));
+    let request = request.map(|body| Received::new(Uploaded(body), body_of));
     answers.spawn(async move {
         let in_hand = InHand::default();
         let _request = in_hand.request();
@@ -124,7 +142,7 @@ impl From<h2::Error> for Broken {
 }
 
 async fn answer(
-    mut request: Request<RecvStream>,
+    mut request: Request<Received<Uploaded>>,
     mut respond: SendResponse<Bytes>,
     socket: &Arc<Socket>,
     clients: &Arc<Clients>,
@@ -133,10 +151,10 @@ async fn answer(
     request.extensions_mut().insert(socket.peer);
     request.extensions_mut().insert(Entrance::of(socket.peer.address));
     let routes = TowerToHyperService::new(clients.routes.clone());
-    let answer = routes.call(request.map(Received));
+    let answer = routes.call(request);
     let answer = tokio::select! {
         Ok(answer) = answer => answer,
-        _ = std::future::poll_fn(|context| respond.poll_reset(context)) => return Err(Broken::Gone),
+        _ = poll_fn(|context| respond.poll_reset(context)) => return Err(Broken::Gone),
     };
     let Some(_charge) = clients.charge(socket, answer.body()) else {
         respond.send_reset(Reason::ENHANCE_YOUR_CALM);
@@ -152,7 +170,7 @@ async fn answer(
     if is_empty {
         return Ok(());
     }
-    let sent = send(body, &mut to, clients.app.config.deadlines.stall).await;
+    let sent = send(body, &mut to, socket, clients.app.config.deadlines.stall).await;
     if matches!(sent, Err(Broken::Stalled)) {
         clients.app.metrics.http.answers_stalled.inc();
         to.send_reset(Reason::CANCEL);
@@ -177,12 +195,13 @@ fn finish_headers(headers: &mut HeaderMap, body: &AnswerBody) {
 async fn send(
     mut body: AnswerBody,
     to: &mut SendStream<Bytes>,
+    socket: &Socket,
     stall: Duration,
 ) -> Result<(), Broken> {
     loop {
         let frame = tokio::select! {
             frame = body.frame() => frame,
-            _ = std::future::poll_fn(|context| to.poll_reset(context)) => return Err(Broken::Gone),
+            _ = poll_fn(|context| to.poll_reset(context)) => return Err(Broken::Gone),
         };
         match frame {
             Some(Ok(frame)) => {
@@ -191,6 +210,7 @@ async fn send(
                     let piece = data.split_to(data.len().min(PIECE));
                     let is_last = data.is_empty() && body.is_end_stream();
                     send_piece(piece, is_last, to, stall).await?;
+                    socket.carried.fetch_add(1, Relaxed);
                     if is_last {
                         return Ok(());
                     }
@@ -219,7 +239,7 @@ async fn send_piece(
             0 => {
                 let too_late = too_late.get_or_insert_with(|| Box::pin(sleep(stall)));
                 tokio::select! {
-                    granted = std::future::poll_fn(|context| to.poll_capacity(context)) => {
+                    granted = poll_fn(|context| to.poll_capacity(context)) => {
                         granted.ok_or(Broken::Gone)??
                     }
                     () = too_late.as_mut() => return Err(Broken::Stalled),
@@ -239,9 +259,9 @@ async fn send_piece(
 }
 
 /// The body of a request; what is read of it makes room for more.
-struct Received(RecvStream);
+struct Uploaded(RecvStream);
 
-impl Body for Received {
+impl Body for Uploaded {
     type Data = Bytes;
     type Error = h2::Error;
 

@@ -13,7 +13,12 @@ pub(super) const HEADERS_TOO_SLOW: LastWords = LastWords {
     head: "408 Request Timeout",
     body: r#"{"error":{"message":"the headers of the request were too slow","type":"invalid_request_error","param":null,"code":"headers_too_slow"}}"#,
 };
-/// `--max-connections` are open, and none of them rests.
+/// The body of a request came so slowly that its place went to others.
+pub(super) const BODY_TOO_SLOW: LastWords = LastWords {
+    head: "408 Request Timeout\r\nretry-after: 1",
+    body: r#"{"error":{"message":"the body of the request came slowly, and all connections are taken; try again later","type":"invalid_request_error","param":null,"code":"body_too_slow"}}"#,
+};
+/// `--max-connections` are open, and none of them can be closed.
 pub(super) const TOO_MANY: LastWords = LastWords {
     head: "503 Service Unavailable\r\nretry-after: 1",
     body: r#"{"error":{"message":"too many connections; try again later","type":"overloaded_error","param":null,"code":"too_many_connections"}}"#,

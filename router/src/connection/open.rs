@@ -1,20 +1,28 @@
-//! The open connections: how many there may be, and who makes room for new ones.
+//! The open connections: how many there may be, and who makes room for new ones: those that rest, the longest rest first.
+//! Where none does, those whose bodies are long on their way, of the address that has most of them. So whoever begins
+//! requests and never ends them keeps nobody out, and a client behind a slow line only where it is one of the crowd.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::socket::Socket;
 use crate::app::App;
+use crate::net::lobby::Origin;
 
 /// At most one in so many is closed at once, so that looking for them costs little per connection.
 const EVICTED_SHARE: usize = 64;
 /// For their tasks to end, which do nothing else: a guess, for a machine that is very busy.
 const EVICTION: Duration = Duration::from_secs(1);
+/// A body that takes longer is slow, where others find no room. A guess: 12 MB at 100 Mbit/s.
+const SLOW_BODY: Duration = Duration::from_secs(1);
+/// After a look that found nobody. A look at 20,000 connections takes 2 ms, and many may dial meanwhile.
+const FRUITLESS: Duration = Duration::from_millis(10);
 
 pub(super) struct Open {
     app: Arc<App>,
@@ -24,6 +32,8 @@ pub(super) struct Open {
     next: AtomicU64,
     /// Those that were asked to make room and are still there.
     leaving: Arc<AtomicUsize>,
+    /// When nobody was found who could.
+    fruitless: Mutex<Option<Instant>>,
 }
 
 impl Open {
@@ -35,10 +45,11 @@ impl Open {
             all: Mutex::default(),
             next: AtomicU64::new(0),
             leaving: Arc::default(),
+            fruitless: Mutex::default(),
         }
     }
 
-    /// Room for one more. Where there is none, connections that rest are closed; `None` if none does.
+    /// Room for one more. Where there is none, others are closed; `None` if nobody can be.
     pub(super) async fn room(&self) -> Option<OwnedSemaphorePermit> {
         let permit = Arc::clone(&self.room).try_acquire_owned();
         if let Ok(permit) = permit {
@@ -50,24 +61,39 @@ impl Open {
         timeout(EVICTION, Arc::clone(&self.room).acquire_owned()).await.ok()?.ok()
     }
 
-    /// Closes those that have rested longest, unless others are on their way out. False if none rests.
+    /// Closes those that can be, unless others are on their way out. False if none can.
     pub(super) fn make_room(&self) -> bool {
-        self.leaving.load(Relaxed) > 0 || self.evict() > 0
+        if self.leaving.load(Relaxed) > 0 {
+            return true;
+        }
+        let mut fruitless = self.fruitless.lock().expect("no holder panics");
+        if fruitless.is_some_and(|then| then.elapsed() < FRUITLESS) {
+            return false;
+        }
+        let evicted = self.evict();
+        *fruitless = (evicted == 0).then(Instant::now);
+        evicted > 0
     }
 
     fn evict(&self) -> u64 {
         let all = self.all();
-        let resting = all.values().filter_map(|socket| Some((socket.resting_since()?, socket)));
-        let mut resting: Vec<_> = resting.collect();
-        resting.sort_unstable_by_key(|(since, _)| *since);
-        let silent = resting.iter().filter(|(_, socket)| !socket.may_have_asked());
-        let mut evicted = 0;
-        for (_, socket) in silent.take(self.most.div_ceil(EVICTED_SHARE)) {
-            socket.evict(&self.leaving);
-            evicted += 1;
+        let mut evicted = self.ask_to_leave(resting(&all));
+        if evicted == 0 {
+            evicted = self.ask_to_leave(receiving(&all));
         }
         self.app.metrics.http.connections_evicted.inc_by(evicted);
         evicted
+    }
+
+    /// The first of them that have not sent what nobody has read yet.
+    fn ask_to_leave<'a>(&self, sockets: impl Iterator<Item = &'a Arc<Socket>>) -> u64 {
+        let silent = sockets.filter(|socket| !socket.may_have_asked());
+        let mut asked = 0;
+        for socket in silent.take(self.most.div_ceil(EVICTED_SHARE)) {
+            socket.evict(&self.leaving);
+            asked += 1;
+        }
+        asked
     }
 
     /// One more is open, until the result drops.
@@ -81,6 +107,30 @@ impl Open {
     fn all(&self) -> MutexGuard<'_, HashMap<u64, Arc<Socket>>> {
         self.all.lock().expect("no holder panics")
     }
+}
+
+/// Those that rest, the longest first.
+fn resting(all: &HashMap<u64, Arc<Socket>>) -> impl Iterator<Item = &Arc<Socket>> {
+    let resting = all.values().filter_map(|socket| Some((socket.resting_since()?, socket)));
+    let mut resting: Vec<_> = resting.collect();
+    resting.sort_unstable_by_key(|(since, _)| *since);
+    resting.into_iter().map(|(_, socket)| socket)
+}
+
+/// Those whose bodies take long, of the address with most of them, the longest first.
+fn receiving(all: &HashMap<u64, Arc<Socket>>) -> impl Iterator<Item = &Arc<Socket>> {
+    let mut slow = Vec::new();
+    let mut of_origin: HashMap<Origin, usize> = HashMap::new();
+    for socket in all.values() {
+        let since = socket.receiving_since().filter(|since| since.elapsed() >= SLOW_BODY);
+        if let Some(since) = since {
+            let origin = Origin::of(socket.peer.address);
+            *of_origin.entry(origin).or_default() += 1;
+            slow.push((origin, since, socket));
+        }
+    }
+    slow.sort_unstable_by_key(|(origin, since, _)| (Reverse(of_origin[origin]), *since));
+    slow.into_iter().map(|(_, _, socket)| socket)
 }
 
 pub(super) struct Entered<'a> {
@@ -100,24 +150,28 @@ mod tests {
     use std::future::poll_fn;
     use std::task::Context;
 
+    use hyper::Version;
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpStream;
+    use tokio::time::advance;
 
-    use super::super::socket::pair;
+    use super::super::socket::{Answering, pair, pair_from};
     use super::super::tests::app;
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn those_that_rested_longest_make_room_and_no_others_while_they_leave() {
         let app = app().await;
         let open = Open::new(&app, 128);
         let metrics = &app.metrics.http;
         assert!(!open.make_room(), "nobody rests");
+        advance(FRUITLESS).await;
 
         let mut sockets = Vec::new();
         for _ in 0..9 {
             let (socket, client) = pair().await;
             sockets.push(Some((open.enter(&socket), socket, client)));
+            advance(Duration::from_millis(1)).await;
         }
         assert_eq!(metrics.connections.get(), 9);
         let resting = |sockets: &[Option<(Entered<'_>, Arc<Socket>, TcpStream)>]| {
@@ -138,6 +192,59 @@ mod tests {
         assert!(open.make_room());
         assert_eq!(resting(&sockets), [[false; 4].as_slice(), &[true; 5]].concat());
         assert_eq!((metrics.connections_evicted.get(), metrics.connections.get()), (4, 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_bodies_make_room_where_nobody_rests_of_the_crowd_and_the_longest_first() {
+        let app = app().await;
+        let open = Open::new(&app, 128);
+        let mut sockets = Vec::new();
+        for address in [1, 2, 2, 2, 2, 2].map(|host| [192, 0, 2, host].into()) {
+            let (socket, client) = pair_from(address).await;
+            let entered = open.enter(&socket);
+            let answering = Answering::begin(&socket, Version::HTTP_11, true);
+            sockets.push((entered, answering, socket, client));
+            advance(SLOW_BODY / 4).await; // three of the six are slow at the end
+        }
+        let leave = |sockets: &[(Entered<'_>, Answering, Arc<Socket>, TcpStream)]| {
+            let leaves =
+                |(_, _, socket, _): &(_, _, Arc<Socket>, _)| socket.receiving_since().is_none();
+            sockets.iter().map(leaves).collect::<Vec<_>>()
+        };
+        assert!(open.make_room());
+        assert_eq!(leave(&sockets), [false, true, true, false, false, false]);
+        sockets.drain(1..3);
+        assert!(open.make_room());
+        assert_eq!(leave(&sockets), [true, false, false, false], "whose address has but one");
+        sockets.remove(0);
+        assert!(!open.make_room(), "the others are young");
+        advance(SLOW_BODY).await;
+        sockets[0].1.received(true);
+        assert!(open.make_room());
+        assert_eq!(leave(&sockets), [true; 3], "one is read, and two make room");
+        assert_eq!(app.metrics.http.connections_evicted.get(), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_rests_goes_before_slow_bodies_and_a_fruitless_look_is_not_repeated_at_once() {
+        let app = app().await;
+        let open = Open::new(&app, 1);
+        let (slow, _client) = pair().await;
+        let (_slow, _body) = (open.enter(&slow), Answering::begin(&slow, Version::HTTP_11, true));
+        advance(SLOW_BODY).await;
+        let (rests, _client) = pair().await;
+        let entered = open.enter(&rests);
+        assert!(open.make_room() && rests.resting_since().is_none());
+        assert!(slow.receiving_since().is_some());
+        drop((entered, rests));
+
+        let answered = Answering::begin(&slow, Version::HTTP_11, false);
+        assert!(!open.make_room(), "a request beside it is answered");
+        drop(answered);
+        advance(FRUITLESS - Duration::from_millis(1)).await;
+        assert!(!open.make_room(), "nobody has looked");
+        advance(Duration::from_millis(1)).await;
+        assert!(open.make_room());
     }
 
     #[tokio::test]

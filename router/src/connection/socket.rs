@@ -30,11 +30,15 @@ pub(super) struct Socket {
     pub(super) unflushed: AtomicBool,
     /// Bytes of its answers that wait for the client.
     pub(super) unread: AtomicUsize,
+    /// Pieces of answers of HTTP/2 that were given to it since the client's frames were counted.
+    pub(super) carried: AtomicUsize,
     /// A comment is to be sent.
     pub(super) comment: AtomicBool,
     turn: Mutex<WriteTurn>,
     room_is_needed: Notify,
     pub(super) shut: Notify,
+    /// It sends frames of HTTP/2 without end.
+    pub(super) floods: Notify,
 }
 
 pub(super) struct WriteTurn {
@@ -46,7 +50,7 @@ pub(super) struct WriteTurn {
     pub(super) unanswered: usize,
     /// The answer that has begun is a stream of events, into which comments fit.
     pub(super) events: bool,
-    /// Since when it is the client's turn, or since when its request comes.
+    /// Since when it is the client's turn, or since when its request comes, or the body of the last one.
     since: Instant,
     /// A request has begun to come.
     asking: bool,
@@ -66,6 +70,11 @@ impl WriteTurn {
     fn deadline(&self, header_timeout: Duration) -> Option<Instant> {
         let limit = if self.asking { header_timeout } else { REST };
         (self.answering == 0).then(|| self.since + limit)
+    }
+
+    /// All that it has asked for waits for bodies that still come.
+    fn only_receives(&self) -> bool {
+        self.receiving > 0 && self.receiving == self.answering
     }
 
     fn stay(&mut self) {
@@ -104,10 +113,12 @@ impl Socket {
             asked: AtomicBool::new(false),
             unflushed: AtomicBool::new(false),
             unread: AtomicUsize::new(0),
+            carried: AtomicUsize::new(0),
             comment: AtomicBool::new(false),
             turn: Mutex::new(turn),
             room_is_needed: Notify::new(),
             shut: Notify::new(),
+            floods: Notify::new(),
         }
     }
 
@@ -167,9 +178,18 @@ impl Socket {
 
     /// Since when no request of it is answered. Not of one that makes room already.
     pub(super) fn resting_since(&self) -> Option<Instant> {
+        self.waiting_since(|turn| turn.answering == 0)
+    }
+
+    /// Since when a body has been on its way, where nothing else is answered. Not of one that makes room already.
+    pub(super) fn receiving_since(&self) -> Option<Instant> {
+        self.waiting_since(WriteTurn::only_receives)
+    }
+
+    fn waiting_since(&self, waits: impl FnOnce(&WriteTurn) -> bool) -> Option<Instant> {
         let is_sent = !self.unflushed.load(Relaxed);
         let turn = self.turn();
-        (turn.answering == 0 && is_sent && turn.evicted.is_none()).then_some(turn.since)
+        (is_sent && turn.evicted.is_none() && waits(&turn)).then_some(turn.since)
     }
 
     /// A request may have come that a busy router has not read yet. This is a system call.
@@ -187,17 +207,22 @@ impl Socket {
         self.room_is_needed.notify_one();
     }
 
-    /// Returns when its descriptor is needed while it rests.
+    /// Returns when its descriptor is needed while it rests, or while the body of its request is on its way.
     pub(super) async fn evicted(&self) {
         loop {
             self.room_is_needed.notified().await;
             let is_sent = !self.unflushed.load(Relaxed);
             let mut turn = self.turn();
-            if turn.answering == 0 && is_sent {
+            if is_sent && (turn.answering == 0 || turn.only_receives()) {
                 return;
             }
-            turn.stay(); // a request was faster
+            turn.stay(); // a request, or the end of one, was faster
         }
+    }
+
+    /// The body of a request is on its way.
+    pub(super) fn receives(&self) -> bool {
+        self.turn().receiving > 0
     }
 }
 
@@ -223,6 +248,9 @@ impl Answering {
         let mut turn = socket.turn();
         turn.answering += 1;
         turn.unanswered += 1;
+        if receiving && turn.receiving == 0 {
+            turn.since = Instant::now();
+        }
         turn.receiving += usize::from(receiving);
         turn.asking = false;
         turn.version = version;
@@ -263,8 +291,8 @@ impl Drop for Answering {
     fn drop(&mut self) {
         let mut turn = self.socket.turn();
         turn.answering -= 1;
-        turn.since = Instant::now();
         if turn.answering == 0 {
+            turn.since = Instant::now();
             turn.wake_reader();
         }
     }
@@ -273,10 +301,16 @@ impl Drop for Answering {
 /// A socket, and the client's end of it.
 #[cfg(test)]
 pub(super) async fn pair() -> (Arc<Socket>, tokio::net::TcpStream) {
+    pair_from(std::net::Ipv4Addr::LOCALHOST.into()).await
+}
+
+/// The same with a client of this address.
+#[cfg(test)]
+pub(super) async fn pair_from(address: std::net::IpAddr) -> (Arc<Socket>, tokio::net::TcpStream) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    let (stream, from) = listener.accept().await.unwrap();
-    (Arc::new(Socket::new(stream, Peer { address: from.ip(), connection: 1 })), client)
+    let (stream, _) = listener.accept().await.unwrap();
+    (Arc::new(Socket::new(stream, Peer { address, connection: 1 })), client)
 }
 
 #[cfg(test)]

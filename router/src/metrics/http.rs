@@ -17,7 +17,9 @@ group! {
         stream_waits: Counter = "headrace_http_stream_waits_total",
             "Events of HTTP/1.1 streams that had to wait because their client's socket was full.";
         connections_evicted: Counter = "headrace_http_connections_evicted_total",
-            "Connections closed while they rested, to make room for new ones.";
+            "Connections closed while they rested, or while a body came slowly, to make room for new ones.";
+        connections_flooding: Counter = "headrace_http_connections_flooding_total",
+            "HTTP/2 connections ended because their clients sent pings, settings, windows or resets without end.";
         answers_stalled: Counter = "headrace_http_answers_stalled_total",
             "HTTP/2 answers cut because the client took nothing of them for --stall-timeout-ms.";
         answers_refused: Counter = "headrace_http_answers_refused_total",

@@ -5,10 +5,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use headrace_router::config::RouterArgs;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::super::client::{Connection, TestRouter, args};
-use crate::fake_worker::{in_time, metric, passes, until};
+use crate::fake_worker::{Behaviour, MODEL, in_time, metric, passes};
 
 /// A router of its own process, with these limits of open files.
 struct Limited(Child);
@@ -81,25 +82,74 @@ async fn who_rested_longest_goes_first_and_who_is_answered_stays() {
         assert_eq!(connection.reply().await.status, 200);
     }
     assert_eq!(metric(&router.app, "headrace_http_connections_evicted_total", ""), 1.0);
-    tokio::io::AsyncWriteExt::write_all(&mut busy.stream, b"{\"a\": 1}\n").await.unwrap();
+    busy.stream.write_all(b"{\"a\": 1}\n").await.unwrap();
     assert_eq!(busy.reply().await.status, 400);
 }
 
 #[tokio::test]
 async fn where_all_are_answered_one_more_is_told_so() {
-    let router = TestRouter::start(RouterArgs { max_connections: 1, ..args() }).await;
+    let args = RouterArgs { max_connections: 1, ..args() };
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args).await;
     let mut busy = router.connect().await;
-    busy.request(
-        "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nContent-Type: application/json",
-        b"",
-    )
-    .await;
-    let open = || metric(&router.app, "headrace_http_connections", "") == 1.0;
-    in_time("a connection", async { until("it is open", open).await }).await;
-    passes(Duration::from_millis(100)).await; // its head is read
+    let body = format!(r#"{{"model": "{MODEL}", "prompt": "x"}}"#);
+    let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
+    busy.request(&format!("{head}\r\nContent-Length: {}", body.len()), body.as_bytes()).await;
+    worker.submitted().await;
     let mut refused = router.connect().await;
     assert_eq!(refused.reply().await.status, 503);
     assert_eq!(metric(&router.app, "headrace_http_connections_refused_total", ""), 1.0);
+}
+
+/// Dials until there is room for it, and is answered.
+async fn newcomer(router: &TestRouter) {
+    in_time("room", async {
+        loop {
+            let mut connection = router.connect().await;
+            let asks = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+            let _ = connection.stream.write_all(asks).await; // it may have been refused already
+            let mut heard = Vec::new();
+            let _ = connection.stream.read_to_end(&mut heard).await;
+            if heard.starts_with(b"HTTP/1.1 200") {
+                return;
+            }
+            assert!(heard.is_empty() || heard.starts_with(b"HTTP/1.1 503"), "{heard:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_slow_body_makes_room_for_a_newcomer_and_is_told_why() {
+    let router = TestRouter::start(RouterArgs { max_connections: 1, ..args() }).await;
+    let mut slow = router.connect().await;
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nContent-Type: application/json";
+    slow.request(head, b"").await;
+    slow.stream.write_all(b"{").await.unwrap();
+    newcomer(&router).await;
+    let reply = slow.reply().await;
+    assert_eq!(reply.status, 408);
+    assert!(reply.text().contains("body_too_slow"), "{}", reply.text());
+    let told = r#"route="unknown",status="408",error="body_too_slow""#;
+    assert_eq!(metric(&router.app, "headrace_http_requests_total", told), 1.0);
+    assert_eq!(metric(&router.app, "headrace_http_connections_evicted_total", ""), 1.0);
+}
+
+#[tokio::test]
+async fn a_slow_body_over_http2_makes_room_too() {
+    let router = TestRouter::start(RouterArgs { max_connections: 1, ..args() }).await;
+    let stream = TcpStream::connect(router.address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+    let request = hyper::Request::post("http://localhost/v1/completions").body(()).unwrap();
+    let (answer, mut body) = client.send_request(request, false).unwrap();
+    body.send_data("{".into(), false).unwrap();
+    newcomer(&router).await;
+    in_time("its end", answer).await.unwrap_err();
+    drop((client, body));
+    let _ = in_time("the end of its connection", connection).await;
+    assert_eq!(metric(&router.app, "headrace_http_connections_evicted_total", ""), 1.0);
 }
 
 #[tokio::test]

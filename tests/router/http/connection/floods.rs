@@ -1,11 +1,11 @@
-//! HTTP/2 by clients that send frames without end: resets, heads in pieces, headers that unfold, pings. The connection ends
+//! HTTP/2 by clients that send frames without end: resets, heads in pieces, headers that unfold, frames that carry nothing. The connection ends
 //! by its protocol's own word or by a deadline, and the next client is served.
 
-use headrace_router::config::RouterArgs;
+use headrace_router::core::frame::Finish;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::super::client::{Connection, TestRouter, args};
-use crate::fake_worker::{in_time, metric, until};
+use crate::fake_worker::{Behaviour, MODEL, in_time, letters, metric, until};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const DATA: u8 = 0;
@@ -14,6 +14,7 @@ const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
@@ -30,6 +31,11 @@ fn head(method: u8, path: &str) -> Vec<u8> {
         [&[index, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat()
     };
     [vec![method, 0x86], text(0x04, path), text(0x01, "localhost")].concat()
+}
+
+/// A `POST` whose body is read.
+fn posts(path: &str) -> Vec<u8> {
+    [&head(POST, path)[..], &[0x0f, 0x10, 16], b"application/json"].concat()
 }
 
 /// As HPACK has it.
@@ -156,36 +162,78 @@ async fn a_header_that_unfolds_ten_thousand_times_is_no_head() {
     serves_on(&router).await;
 }
 
+/// How many were ended as floods.
+fn floods(router: &TestRouter) -> f64 {
+    metric(&router.app, "headrace_http_connections_flooding_total", "")
+}
+
 #[tokio::test]
-async fn who_pings_and_reads_nothing_is_cut_off_by_name() {
-    let router = TestRouter::start(RouterArgs { stall_timeout_ms: 300, ..args() }).await;
-    let mut connection = connect(&router).await;
-    let pings = frame(PING, 0, 0, &[7; 8]).repeat(1_000);
-    let stalled = || metric(&router.app, "headrace_http_connections_stalled_total", "");
-    let sends = async { while connection.stream.write_all(&pings).await.is_ok() {} };
-    tokio::select! {
-        () = sends => {}
-        () = until("it was cut off", || stalled() == 1.0) => {}
+async fn frames_that_carry_nothing_end_the_connection_by_name() {
+    let window = frame(WINDOW_UPDATE, 0, 0, &1u32.to_be_bytes());
+    for piece in [frame(PING, 0, 0, &[7; 8]), frame(SETTINGS, 0, 0, &[]), window] {
+        let router = TestRouter::start(args()).await;
+        let mut connection = connect(&router).await;
+        let heard = flood(&mut connection, |_| piece.repeat(100)).await;
+        assert!(matches!(goodbye(&heard), None | Some(ENHANCE_YOUR_CALM)), "{:?}", goodbye(&heard));
+        assert_eq!(floods(&router), 1.0, "{piece:?}");
+        drop(connection);
+        serves_on(&router).await;
     }
-    until("it was counted", || stalled() == 1.0).await;
+}
+
+#[tokio::test]
+async fn a_body_of_nothing_ends_the_connection_however_many_frames_it_has() {
+    let router = TestRouter::start(args()).await;
+    let mut connection = connect(&router).await;
+    let request = frame(HEADERS, END_HEADERS, 1, &posts("/tokenize"));
+    connection.stream.write_all(&request).await.unwrap();
+    let heard = flood(&mut connection, |_| frame(DATA, 0, 1, &[]).repeat(100)).await;
+    assert!(matches!(goodbye(&heard), None | Some(ENHANCE_YOUR_CALM)), "{:?}", goodbye(&heard));
     drop(connection);
     serves_on(&router).await;
 }
 
 #[tokio::test]
-async fn a_body_of_nothing_is_too_slow_however_many_frames_it_has() {
-    let router = TestRouter::start(RouterArgs { body_timeout_ms: 300, ..args() }).await;
+async fn who_pings_and_reads_nothing_is_cut_off() {
+    let router = TestRouter::start(args()).await;
     let mut connection = connect(&router).await;
-    let request = frame(HEADERS, END_HEADERS, 1, &head(POST, "/tokenize"));
-    connection.stream.write_all(&request).await.unwrap();
-    let nothing = frame(DATA, 0, 1, &[]).repeat(100);
-    let late = || metric(&router.app, "headrace_http_requests_total", "error=\"body_too_slow\"");
-    let sends = async {
-        while late() == 0.0 && connection.stream.write_all(&nothing).await.is_ok() {
-            tokio::task::yield_now().await;
+    let pings = frame(PING, 0, 0, &[7; 8]).repeat(1_000);
+    let sends = async { while connection.stream.write_all(&pings).await.is_ok() {} };
+    in_time("the end of the flood", sends).await;
+    until("it was counted", || floods(&router) == 1.0).await;
+    drop(connection);
+    serves_on(&router).await;
+}
+
+#[tokio::test]
+async fn who_is_sent_much_may_say_as_much_about_it() {
+    const TOKENS: usize = 600;
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+    let mut connection = connect(&router).await;
+    let json =
+        format!(r#"{{"model": "{MODEL}", "prompt": "x", "max_tokens": {TOKENS}, "stream": true}}"#);
+    let asks = [
+        frame(HEADERS, END_HEADERS, 1, &posts("/v1/completions")),
+        frame(DATA, END_STREAM, 1, json.as_bytes()),
+    ];
+    connection.stream.write_all(&asks.concat()).await.unwrap();
+    let request = worker.submitted().await.request;
+    // 1,200 windows and 600 pings for as many tokens
+    let window = frame(WINDOW_UPDATE, 0, 0, &1_000u32.to_be_bytes());
+    let thanks =
+        [window.clone(), frame(WINDOW_UPDATE, 0, 1, &window[9..]), frame(PING, 0, 0, &[7; 8])]
+            .concat();
+    let mut heard = Vec::new();
+    for n in 1..=TOKENS {
+        worker.gives(request, &letters("a"), (n == TOKENS).then_some(Finish::Length));
+        let events = |heard: &[u8]| heard.windows(9).filter(|at| at == b"\"text\":\"a").count();
+        while events(&heard) < n {
+            let read = in_time("a token", connection.stream.read_buf(&mut heard)).await.unwrap();
+            assert!(read > 0, "it was cut off after {n} tokens");
         }
-    };
-    in_time("its end", sends).await;
+        connection.stream.write_all(&thanks).await.unwrap();
+    }
+    assert_eq!(floods(&router), 0.0);
     drop(connection);
     serves_on(&router).await;
 }
