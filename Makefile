@@ -255,6 +255,10 @@ try-container: ## the steps of the Dockerfile in a chroot, then the router as it
 dashboard: setup ## write deploy/grafana/headrace.json from its tables
 	@$(PY) -m deploy.grafana.build
 
+.PHONY: screenshots
+screenshots: setup ## docs/dashboard.png, and the text of headrace top in docs/operations.md, of mock workers under load (Chromium)
+	@PYTHONPATH=tests $(PY) -m screenshots
+
 .PHONY: clean
 clean: ## remove everything that was built
 	rm -rf $(VENV) target dist pyworkers/headrace/_core*.so \

@@ -152,6 +152,13 @@ async def flood(router: Router, first: bytes, again: Callable[[int], bytes]) -> 
     reading.cancel()
 
 
+async def flood_on_and_on(router: Router, first: bytes, again: Callable[[int], bytes]) -> None:
+    """The same on one connection after the other, as the router ends them."""
+    while True:
+        with contextlib.suppress(OSError):
+            await flood(router, first, again)
+
+
 async def slow_heads(stack: Stack, scale: Scale) -> Outcome:
     """Heads of requests that come byte by byte."""
     first = b"POST /v1/completions HTTP/1.1\r\nX: "
@@ -197,18 +204,18 @@ async def rapid_resets(stack: Stack, scale: Scale) -> Outcome:
             h2_request(stack.router, i, "POST", "/v1/completions", body) + reset(i) for i in streams
         )
 
-    async def again_and_again() -> None:
-        while True:  # the router ends such connections
-            with contextlib.suppress(OSError):
-                await flood(stack.router, greeting(65_535), lot)
-
-    return await newcomers_beside(stack, (again_and_again() for _ in range(scale.of(8, 2))), 1.0)
+    flooding = (
+        flood_on_and_on(stack.router, greeting(65_535), lot) for _ in range(scale.of(8, 2))
+    )
+    return await newcomers_beside(stack, flooding, 1.0)
 
 
 async def pings(stack: Stack, scale: Scale) -> Outcome:
     """HTTP/2 pings and settings, each of which asks for an answer."""
     lot = (frame(PING, 0, 0, bytes(8)) + frame(SETTINGS, 0, 0)) * 200
-    flooding = (flood(stack.router, greeting(0), lambda _: lot) for _ in range(scale.of(8, 2)))
+    flooding = (
+        flood_on_and_on(stack.router, greeting(0), lambda _: lot) for _ in range(scale.of(8, 2))
+    )
     return await newcomers_beside(stack, flooding, 1.0)
 
 

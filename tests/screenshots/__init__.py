@@ -1,0 +1,1 @@
+"""A fleet under load as a person sees it, for the documents."""
