@@ -10,7 +10,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use axum::http::Method;
 use axum::http::header::TRANSFER_ENCODING;
@@ -21,6 +21,7 @@ use hyper::{Request, Version};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::task::yield_now;
+use tokio::time::sleep_until;
 
 use super::Clients;
 use super::guarded::Guarded;
@@ -67,8 +68,13 @@ pub(super) async fn serve(mut io: Box<Guarded>, socket: &Arc<Socket>, clients: &
 /// connection is over.
 async fn asks_again(io: &Guarded, socket: &Socket, clients: &Clients) -> bool {
     let has_asked = io.poll_heard(&mut Context::from_waker(Waker::noop())).is_ready();
-    if has_asked {
-        yield_now().await; // who asks on and on has a turn for each request
+    if !has_asked {
+        socket.waits();
+    } else {
+        yield_now().await; // a turn for each request
+        if socket.presses() {
+            sleep_until(clients.gates.slot()).await;
+        }
     }
     tokio::select! {
         biased; // what has come is answered, also where the drain came at the same time
@@ -129,6 +135,7 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
     let mut gone = pin!(socket.gone());
     let mut draining = false;
     let mut may_rest = false;
+    let mut slot = None;
     let handling = loop {
         let turn = poll_fn(|context| {
             let mut quiet = Context::from_waker(Waker::noop());
@@ -142,8 +149,14 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
                 let mut in_hand = handled.lock().expect("no holder panics");
                 let waits = in_hand.is_some();
                 if has_answered && waits {
-                    context.waker().wake_by_ref(); // as `asks_again`
+                    // as in `asks_again`
+                    slot = socket.presses().then(|| Box::pin(sleep_until(clients.gates.slot())));
+                    context.waker().wake_by_ref();
                     return Poll::Pending;
+                }
+                if let Some(pause) = &mut slot {
+                    ready!(pause.as_mut().poll(context));
+                    slot = None;
                 }
                 if let Some(handling) = &mut *in_hand {
                     // hyper has flushed all of what came before, unless the socket is full
@@ -177,6 +190,9 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
                 // whose answer waited for the socket
                 let has_room = in_hand && was_full && !socket.unflushed.load(Relaxed);
                 if !came && !has_room {
+                    if !in_hand {
+                        socket.waits();
+                    }
                     return Poll::Pending;
                 }
             }

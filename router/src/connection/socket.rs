@@ -1,6 +1,6 @@
 //! A client's socket, and whose turn it is: the server's while it answers, else the client's.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -18,6 +18,10 @@ use crate::net::Peer;
 /// tend to give one up themselves, so that none sends a request into a connection that is just being closed.
 const REST: Duration = Duration::from_secs(120);
 
+/// More requests in a row without waiting for answers are a pipeline. A client that waits is sometimes so fast that its next
+/// request is there when the router looks for it. A guess.
+const PRESSED: u32 = 8;
+
 /// Shared, so that last words can be said after hyper gave up. The locks are never contended.
 pub(super) struct Socket {
     pub(super) peer: Peer,
@@ -32,6 +36,8 @@ pub(super) struct Socket {
     pub(super) unread: AtomicUsize,
     /// Pieces of answers of HTTP/2 that were given to it since the client's frames were counted.
     pub(super) carried: AtomicUsize,
+    /// Requests in a row that were there before the last answer was sent.
+    pressed: AtomicU32,
     /// A comment is to be sent.
     pub(super) comment: AtomicBool,
     turn: Mutex<WriteTurn>,
@@ -114,6 +120,7 @@ impl Socket {
             unflushed: AtomicBool::new(false),
             unread: AtomicUsize::new(0),
             carried: AtomicUsize::new(0),
+            pressed: AtomicU32::new(0),
             comment: AtomicBool::new(false),
             turn: Mutex::new(turn),
             room_is_needed: Notify::new(),
@@ -148,6 +155,16 @@ impl Socket {
     /// A client that sent nothing since the last answer only kept the connection for later.
     pub(super) fn has_asked(&self) -> bool {
         self.asked.load(Relaxed)
+    }
+
+    /// Takes note that the next request was there before the last answer was sent. True of a client that asks on and on.
+    pub(super) fn presses(&self) -> bool {
+        self.pressed.fetch_add(1, Relaxed) >= PRESSED
+    }
+
+    /// It waited for an answer.
+    pub(super) fn waits(&self) {
+        self.pressed.store(0, Relaxed);
     }
 
     /// It is HTTP/2: bytes begin no request, and without one it rests.
