@@ -247,6 +247,31 @@ mod tests {
         assert_eq!(turns.iter().max(), Some(&1), "{turns:?}");
     }
 
+    /// The time that a connection takes whose client has sent so many requests, each before it has the last answer.
+    async fn pipelined(clients: &Arc<Clients>, requests: usize) -> Duration {
+        let (socket, mut client) = socket::pair().await;
+        client.write_all(&HEALTH.repeat(requests)).await.unwrap();
+        client.shutdown().await.unwrap();
+        let here = |context: &mut std::task::Context<'_>| {
+            socket.wire().stream.plain().unwrap().poll_read_ready(context)
+        };
+        poll_fn(here).await.unwrap();
+        let begin = Instant::now();
+        talk(&socket, clients).await;
+        begin.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_ask_on_and_on_share_slots_and_who_asks_a_little_has_none() {
+        let clients = clients().await;
+        assert_eq!(pipelined(&clients, 18).await, Duration::ZERO, "8 without a slot, and 10 early");
+        advance(Duration::from_secs(1)).await;
+        let times = tokio::join!(pipelined(&clients, 508), pipelined(&clients, 508));
+        for time in [times.0, times.1] {
+            assert!((98..103).contains(&time.as_millis()), "{time:?}");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_drain_and_the_end_close_connections_that_have_said_nothing() {
         let clients = clients().await;

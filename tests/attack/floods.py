@@ -31,6 +31,7 @@ from attack.wire import (
     tally,
 )
 
+ANOTHER_HOST = "127.0.0.2"  # on Linux all of this network is the own machine
 HOLD_S = 12.0  # how long an attacker sits on what it holds
 
 
@@ -194,6 +195,19 @@ async def stalled_readers(stack: Stack, scale: Scale) -> Outcome:
     return await newcomers_beside(stack, holding, 1.0)
 
 
+async def multiplexed(stack: Stack, scale: Scale) -> Outcome:
+    """HTTP/2 requests side by side without waiting, on connections that go on for ever."""
+
+    def lot(number: int) -> bytes:
+        streams = range(100 * number + 1, 100 * number + 101, 2)
+        return b"".join(h2_request(stack.router, i, "GET", "/health", b"") for i in streams)
+
+    flooding = (
+        flood_on_and_on(stack.router, greeting(65_535), lot) for _ in range(scale.of(16, 4))
+    )
+    return await newcomers_beside(stack, flooding, 1.0)
+
+
 async def rapid_resets(stack: Stack, scale: Scale) -> Outcome:
     """HTTP/2 requests that are taken back at once, as many as connections take."""
     body = json.dumps({"model": stack.model, "prompt": "hello", "max_tokens": 64}).encode()
@@ -204,9 +218,7 @@ async def rapid_resets(stack: Stack, scale: Scale) -> Outcome:
             h2_request(stack.router, i, "POST", "/v1/completions", body) + reset(i) for i in streams
         )
 
-    flooding = (
-        flood_on_and_on(stack.router, greeting(65_535), lot) for _ in range(scale.of(8, 2))
-    )
+    flooding = (flood_on_and_on(stack.router, greeting(65_535), lot) for _ in range(scale.of(8, 2)))
     return await newcomers_beside(stack, flooding, 1.0)
 
 
@@ -285,6 +297,30 @@ async def resting_connections(stack: Stack, scale: Scale) -> Outcome:
     return Outcome(
         f"newcomer {tally([reply])} after {took:.2f} s", reply.status == "200" and took < 2
     )
+
+
+async def unfinished_bodies(stack: Stack, scale: Scale) -> Outcome:
+    """Bodies that another host does not end, more than there are descriptors, each begun anew when it is closed."""
+    first = post(stack.router, "/v1/completions", b" " * 1_000)[:-500]
+
+    async def hold_on() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection(stack.router.host, stack.router.port)
+                with contextlib.closing(writer):
+                    writer.write(first)
+                    await everything(reader)
+            await asyncio.sleep(0.1)
+
+    held = [asyncio.create_task(hold_on()) for _ in range(400)]
+    await asyncio.sleep(1.0)
+    found = [await newcomer(stack) for _ in range(5)]
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    longest = max(took for _, took in found)
+    fine = all(reply.status == "200" for reply, _ in found) and longest < 2
+    return Outcome(f"newcomers {tally(reply for reply, _ in found)}, at most {longest:.2f} s", fine)
 
 
 async def nothing(stack: Stack, scale: Scale) -> Outcome:
@@ -404,9 +440,16 @@ ATTACKS = [
         most_mb=64,
         prefix=("prlimit", "--nofile=256:256"),
     ),
+    Attack(
+        name="400 bodies that do not end, hard limit of 256 descriptors",
+        run=unfinished_bodies,
+        most_mb=64,
+        prefix=("prlimit", "--nofile=256:256"),
+    ),
     Attack(name="300 heads that come byte by byte", run=slow_heads, most_mb=64),
     Attack(name="300 bodies that come byte by byte", run=slow_bodies, most_mb=64),
     Attack(name="requests without end, none waits for its answer", run=pipelined, most_mb=64),
+    Attack(name="HTTP/2 requests without end, side by side", run=multiplexed, most_mb=64),
     Attack(name="100 streams of 2,000 tokens that nobody reads", run=stalled_readers, most_mb=128),
     Attack(
         name="HTTP/2 requests that are reset at once, without end", run=rapid_resets, most_mb=128

@@ -62,7 +62,7 @@ async fn accept(clients: &Arc<Clients>, listener: &TcpListener, connections: &Ta
                         tracing::warn!(%error, "cannot accept clients");
                     }
                     failing = true;
-                    clients.open.make_room();
+                    clients.open.make_room(None);
                     sleep(pause).await;
                 }
                 continue;
@@ -71,7 +71,7 @@ async fn accept(clients: &Arc<Clients>, listener: &TcpListener, connections: &Ta
         failing = false;
         accepted += 1;
         let address = peer.ip().to_canonical();
-        let Some(room) = clients.open.room().await else {
+        let Some(room) = clients.open.room(address).await else {
             clients.app.metrics.http.connections_refused.inc();
             if clients.tls.is_none() {
                 let socket = Socket::new(stream, Peer { address, connection: u64::MAX });

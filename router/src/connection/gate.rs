@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use crate::process::cores::Cores;
 
@@ -39,6 +39,8 @@ const TIMES_IN: u8 = 4;
 /// busy, and the workers and clients of the same machine wait for the end of a slice of 3 ms at each step of a token's way. With some 25 us a
 /// request this leaves three quarters of a core.
 const PACE: Duration = Duration::from_micros(100);
+/// So much earlier than its slot a request may begin: timers tell milliseconds apart.
+const EARLY: Duration = Duration::from_millis(1);
 
 /// More of them outside than this are a burst. A router that has as much as it can do, but no more, goes on without a break: for
 /// 64 clients at full speed a break in each round cost a third of the requests a second (`headrace-bench load`, no file).
@@ -107,12 +109,16 @@ impl Gates {
         self.here().pass(in_hand, work).await
     }
 
-    /// When the next request may begin of a client that asks on and on, without waiting for answers.
-    pub(super) fn slot(&self) -> Instant {
-        let mut next = self.here().rounds.next_slot.lock().expect("no holder panics");
-        let slot = (*next).max(Instant::now());
-        *next = slot + PACE;
-        slot
+    /// Waits for the turn of a client that asks on and on.
+    ///
+    /// # Cancel safety
+    /// The turn of a dropped call is lost.
+    pub(super) async fn slot(&self) {
+        let now = Instant::now();
+        let slot = self.here().rounds.slot(now);
+        if slot >= now + EARLY {
+            sleep_until(slot).await;
+        }
     }
 
     /// A stream is written elsewhere than in its own task.
@@ -205,6 +211,14 @@ impl Rounds {
         let any = !called.is_empty();
         called.into_iter().for_each(Waker::wake);
         any
+    }
+
+    /// The next slot of those who ask on and on.
+    fn slot(&self, now: Instant) -> Instant {
+        let mut next = self.next_slot.lock().expect("no holder panics");
+        let slot = (*next).max(now);
+        *next = slot + PACE;
+        slot
     }
 
     /// A stream is polled, or written elsewhere.

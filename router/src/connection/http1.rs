@@ -21,7 +21,6 @@ use hyper::{Request, Version};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::task::yield_now;
-use tokio::time::sleep_until;
 
 use super::Clients;
 use super::guarded::Guarded;
@@ -72,8 +71,9 @@ async fn asks_again(io: &Guarded, socket: &Socket, clients: &Clients) -> bool {
         socket.waits();
     } else {
         yield_now().await; // a turn for each request
-        if socket.presses() {
-            sleep_until(clients.gates.slot()).await;
+        socket.presses();
+        if socket.is_pressing() {
+            clients.gates.slot().await;
         }
     }
     tokio::select! {
@@ -150,7 +150,8 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
                 let waits = in_hand.is_some();
                 if has_answered && waits {
                     // as in `asks_again`
-                    slot = socket.presses().then(|| Box::pin(sleep_until(clients.gates.slot())));
+                    socket.presses();
+                    slot = socket.is_pressing().then(|| Box::pin(clients.gates.slot()));
                     context.waker().wake_by_ref();
                     return Poll::Pending;
                 }

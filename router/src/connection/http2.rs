@@ -4,7 +4,7 @@
 pub(super) mod frames;
 
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 use axum::body::Body as AnswerBody;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Version, header};
 use bytes::Bytes;
+use futures_util::poll;
 use h2::server::{Connection, SendResponse};
 use h2::{Reason, RecvStream, SendStream};
 use http_body_util::BodyExt as _;
@@ -120,6 +121,9 @@ fn take(
     let body_of = receiving.then(|| Arc::clone(&answering));
     let request = request.map(|body| Received::new(Uploaded(body), body_of));
     answers.spawn(async move {
+        if socket.is_pressing() {
+            clients.gates.slot().await;
+        }
         let in_hand = InHand::default();
         let _request = in_hand.request();
         let answer = answer(request, respond, &socket, &clients, &in_hand);
@@ -152,9 +156,19 @@ async fn answer(
     request.extensions_mut().insert(Entrance::of(socket.peer.address));
     let routes = TowerToHyperService::new(clients.routes.clone());
     let answer = routes.call(request);
-    let answer = tokio::select! {
-        Ok(answer) = answer => answer,
-        _ = poll_fn(|context| respond.poll_reset(context)) => return Err(Broken::Gone),
+    let mut answer = pin!(answer);
+    let answer = match poll!(answer.as_mut()) {
+        Poll::Ready(Ok(answer)) => {
+            socket.presses(); // unless the next one has to be waited for
+            answer
+        }
+        Poll::Pending => {
+            socket.waits();
+            tokio::select! {
+                Ok(answer) = answer => answer,
+                _ = poll_fn(|context| respond.poll_reset(context)) => return Err(Broken::Gone),
+            }
+        }
     };
     let Some(_charge) = clients.charge(socket, answer.body()) else {
         respond.send_reset(Reason::ENHANCE_YOUR_CALM);

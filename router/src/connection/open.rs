@@ -1,9 +1,11 @@
 //! The open connections: how many there may be, and who makes room for new ones: those that rest, the longest rest first.
-//! Where none does, those whose bodies are long on their way, of the address that has most of them. So whoever begins
-//! requests and never ends them keeps nobody out, and a client behind a slow line only where it is one of the crowd.
+//! Where none does, those whose bodies are long on their way, of the address that has most of them; and of one that has more
+//! than its share, for clients of other addresses, all whose bodies are on their way. So whoever begins requests and never
+//! ends them keeps nobody out, and a client behind a slow line only where it is one of the crowd.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -21,6 +23,8 @@ const EVICTED_SHARE: usize = 64;
 const EVICTION: Duration = Duration::from_secs(1);
 /// A body that takes longer is slow, where others find no room. A guess: 12 MB at 100 Mbit/s.
 const SLOW_BODY: Duration = Duration::from_secs(1);
+/// One address has this part of the connections for bodies that are on their way, as long as others find no room. A guess.
+const SHARE: usize = 4;
 /// After a look that found nobody. A look at 20,000 connections takes 2 ms, and many may dial meanwhile.
 const FRUITLESS: Duration = Duration::from_millis(10);
 
@@ -32,8 +36,8 @@ pub(super) struct Open {
     next: AtomicU64,
     /// Those that were asked to make room and are still there.
     leaving: Arc<AtomicUsize>,
-    /// When nobody was found who could.
-    fruitless: Mutex<Option<Instant>>,
+    /// When nobody was found who could, and for whom.
+    fruitless: Mutex<Option<(Instant, Option<Origin>)>>,
 }
 
 impl Open {
@@ -49,37 +53,38 @@ impl Open {
         }
     }
 
-    /// Room for one more. Where there is none, others are closed; `None` if nobody can be.
-    pub(super) async fn room(&self) -> Option<OwnedSemaphorePermit> {
+    /// Room for one more, of this address. Where there is none, others are closed; `None` if nobody can be.
+    pub(super) async fn room(&self, address: IpAddr) -> Option<OwnedSemaphorePermit> {
         let permit = Arc::clone(&self.room).try_acquire_owned();
         if let Ok(permit) = permit {
             return Some(permit);
         }
-        if !self.make_room() {
+        if !self.make_room(Some(address)) {
             return None;
         }
         timeout(EVICTION, Arc::clone(&self.room).acquire_owned()).await.ok()?.ok()
     }
 
-    /// Closes those that can be, unless others are on their way out. False if none can.
-    pub(super) fn make_room(&self) -> bool {
+    /// Closes those that can be, unless others are on their way out. False if none can. `address`: who wants the room.
+    pub(super) fn make_room(&self, address: Option<IpAddr>) -> bool {
         if self.leaving.load(Relaxed) > 0 {
             return true;
         }
+        let newcomer = address.map(Origin::of);
         let mut fruitless = self.fruitless.lock().expect("no holder panics");
-        if fruitless.is_some_and(|then| then.elapsed() < FRUITLESS) {
+        if fruitless.is_some_and(|(then, of)| of == newcomer && then.elapsed() < FRUITLESS) {
             return false;
         }
-        let evicted = self.evict();
-        *fruitless = (evicted == 0).then(Instant::now);
+        let evicted = self.evict(newcomer);
+        *fruitless = (evicted == 0).then(|| (Instant::now(), newcomer));
         evicted > 0
     }
 
-    fn evict(&self) -> u64 {
+    fn evict(&self, newcomer: Option<Origin>) -> u64 {
         let all = self.all();
         let mut evicted = self.ask_to_leave(resting(&all));
         if evicted == 0 {
-            evicted = self.ask_to_leave(receiving(&all));
+            evicted = self.ask_to_leave(receiving(&all, newcomer, self.most / SHARE));
         }
         self.app.metrics.http.connections_evicted.inc_by(evicted);
         evicted
@@ -117,20 +122,28 @@ fn resting(all: &HashMap<u64, Arc<Socket>>) -> impl Iterator<Item = &Arc<Socket>
     resting.into_iter().map(|(_, socket)| socket)
 }
 
-/// Those whose bodies take long, of the address with most of them, the longest first.
-fn receiving(all: &HashMap<u64, Arc<Socket>>) -> impl Iterator<Item = &Arc<Socket>> {
-    let mut slow = Vec::new();
-    let mut of_origin: HashMap<Origin, usize> = HashMap::new();
+/// Those whose bodies take long, of the address with most of them, the longest first. Of one with more than `share`, all
+/// whose bodies are on their way, unless the newcomer is of it.
+fn receiving(
+    all: &HashMap<u64, Arc<Socket>>,
+    newcomer: Option<Origin>,
+    share: usize,
+) -> impl Iterator<Item = &Arc<Socket>> {
+    let mut of_origin: HashMap<Origin, Vec<(Instant, &Arc<Socket>)>> = HashMap::new();
     for socket in all.values() {
-        let since = socket.receiving_since().filter(|since| since.elapsed() >= SLOW_BODY);
-        if let Some(since) = since {
-            let origin = Origin::of(socket.peer.address);
-            *of_origin.entry(origin).or_default() += 1;
-            slow.push((origin, since, socket));
+        if let Some(since) = socket.receiving_since() {
+            of_origin.entry(Origin::of(socket.peer.address)).or_default().push((since, socket));
         }
     }
-    slow.sort_unstable_by_key(|(origin, since, _)| (Reverse(of_origin[origin]), *since));
-    slow.into_iter().map(|(_, _, socket)| socket)
+    for (origin, sockets) in &mut of_origin {
+        if sockets.len() <= share || newcomer == Some(*origin) {
+            sockets.retain(|(since, _)| since.elapsed() >= SLOW_BODY);
+        }
+        sockets.sort_unstable_by_key(|(since, _)| *since);
+    }
+    let mut crowds: Vec<_> = of_origin.into_values().collect();
+    crowds.sort_unstable_by_key(|sockets| Reverse(sockets.len()));
+    crowds.into_iter().flatten().map(|(_, socket)| socket)
 }
 
 pub(super) struct Entered<'a> {
@@ -164,7 +177,7 @@ mod tests {
         let app = app().await;
         let open = Open::new(&app, 128);
         let metrics = &app.metrics.http;
-        assert!(!open.make_room(), "nobody rests");
+        assert!(!open.make_room(None), "nobody rests");
         advance(FRUITLESS).await;
 
         let mut sockets = Vec::new();
@@ -182,14 +195,14 @@ mod tests {
         };
         // a sixty-fourth of 128
         for _ in 0..3 {
-            assert!(open.make_room());
+            assert!(open.make_room(None));
             assert_eq!(resting(&sockets), [[false; 2].as_slice(), &[true; 7]].concat());
         }
         assert_eq!(metrics.connections_evicted.get(), 2);
         sockets[0] = None;
-        assert!(open.make_room() && resting(&sockets)[2], "one of the two is still there");
+        assert!(open.make_room(None) && resting(&sockets)[2], "one of the two is still there");
         sockets[1] = None;
-        assert!(open.make_room());
+        assert!(open.make_room(None));
         assert_eq!(resting(&sockets), [[false; 4].as_slice(), &[true; 5]].concat());
         assert_eq!((metrics.connections_evicted.get(), metrics.connections.get()), (4, 7));
     }
@@ -211,18 +224,37 @@ mod tests {
                 |(_, _, socket, _): &(_, _, Arc<Socket>, _)| socket.receiving_since().is_none();
             sockets.iter().map(leaves).collect::<Vec<_>>()
         };
-        assert!(open.make_room());
+        assert!(open.make_room(None));
         assert_eq!(leave(&sockets), [false, true, true, false, false, false]);
         sockets.drain(1..3);
-        assert!(open.make_room());
+        assert!(open.make_room(None));
         assert_eq!(leave(&sockets), [true, false, false, false], "whose address has but one");
         sockets.remove(0);
-        assert!(!open.make_room(), "the others are young");
+        assert!(!open.make_room(None), "the others are young");
         advance(SLOW_BODY).await;
         sockets[0].1.received(true);
-        assert!(open.make_room());
+        assert!(open.make_room(None));
         assert_eq!(leave(&sockets), [true; 3], "one is read, and two make room");
         assert_eq!(app.metrics.http.connections_evicted.get(), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_with_more_than_its_share_makes_room_for_others_at_once() {
+        const MOST: usize = 8;
+        let app = app().await;
+        let open = Open::new(&app, MOST);
+        let (crowd, other) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        let mut sockets = Vec::new();
+        for has_room in [false, false, true] {
+            let (socket, client) = pair_from(crowd).await;
+            let body = Answering::begin(&socket, Version::HTTP_11, true);
+            sockets.push((open.enter(&socket), body, socket, client));
+            assert!(!open.make_room(Some(crowd)), "it has not waited for a second");
+            assert_eq!(open.make_room(Some(other)), has_room, "{} of {MOST}", sockets.len());
+            advance(FRUITLESS).await;
+        }
+        let left = sockets.iter().filter(|(_, _, socket, _)| socket.receiving_since().is_some());
+        assert_eq!(left.count(), 2);
     }
 
     #[tokio::test(start_paused = true)]
@@ -234,17 +266,17 @@ mod tests {
         advance(SLOW_BODY).await;
         let (rests, _client) = pair().await;
         let entered = open.enter(&rests);
-        assert!(open.make_room() && rests.resting_since().is_none());
+        assert!(open.make_room(None) && rests.resting_since().is_none());
         assert!(slow.receiving_since().is_some());
         drop((entered, rests));
 
         let answered = Answering::begin(&slow, Version::HTTP_11, false);
-        assert!(!open.make_room(), "a request beside it is answered");
+        assert!(!open.make_room(None), "a request beside it is answered");
         drop(answered);
         advance(FRUITLESS - Duration::from_millis(1)).await;
-        assert!(!open.make_room(), "nobody has looked");
+        assert!(!open.make_room(None), "nobody has looked");
         advance(Duration::from_millis(1)).await;
-        assert!(open.make_room());
+        assert!(open.make_room(None));
     }
 
     #[tokio::test]
@@ -263,12 +295,12 @@ mod tests {
             }
             sockets.push((open.enter(&socket), socket, client));
         }
-        assert!(open.make_room());
+        assert!(open.make_room(None));
         let rest: Vec<_> = sockets.iter().map(|(_, socket, _)| socket.resting_since()).collect();
         let rest: Vec<_> = rest.iter().map(Option::is_some).collect();
         assert_eq!(rest, [true, true, false, true], "the silent one alone");
         drop(sockets.remove(2));
-        assert!(!open.make_room(), "a newcomer is refused");
+        assert!(!open.make_room(None), "a newcomer is refused");
         assert_eq!(app.metrics.http.connections_evicted.get(), 1);
     }
 }

@@ -18,8 +18,8 @@ use crate::net::Peer;
 /// tend to give one up themselves, so that none sends a request into a connection that is just being closed.
 const REST: Duration = Duration::from_secs(120);
 
-/// More requests in a row without waiting for answers are a pipeline. A client that waits is sometimes so fast that its next
-/// request is there when the router looks for it. A guess.
+/// More requests in a row that wait for nothing are a flood. A client that waits is sometimes so fast that its next request is
+/// there when the router looks for it. A guess.
 const PRESSED: u32 = 8;
 
 /// Shared, so that last words can be said after hyper gave up. The locks are never contended.
@@ -36,7 +36,7 @@ pub(super) struct Socket {
     pub(super) unread: AtomicUsize,
     /// Pieces of answers of HTTP/2 that were given to it since the client's frames were counted.
     pub(super) carried: AtomicUsize,
-    /// Requests in a row that were there before the last answer was sent.
+    /// Requests in a row that waited for nothing.
     pressed: AtomicU32,
     /// A comment is to be sent.
     pub(super) comment: AtomicBool,
@@ -157,14 +157,22 @@ impl Socket {
         self.asked.load(Relaxed)
     }
 
-    /// Takes note that the next request was there before the last answer was sent. True of a client that asks on and on.
-    pub(super) fn presses(&self) -> bool {
-        self.pressed.fetch_add(1, Relaxed) >= PRESSED
+    /// Takes note of a request that waited for nothing: over HTTP/1 it was there before the last answer was sent, over HTTP/2 its
+    /// own answer was there at once.
+    pub(super) fn presses(&self) {
+        if !self.is_pressing() {
+            self.pressed.fetch_add(1, Relaxed);
+        }
     }
 
     /// It waited for an answer.
     pub(super) fn waits(&self) {
         self.pressed.store(0, Relaxed);
+    }
+
+    /// Its client asks on and on.
+    pub(super) fn is_pressing(&self) -> bool {
+        self.pressed.load(Relaxed) >= PRESSED
     }
 
     /// It is HTTP/2: bytes begin no request, and without one it rests.
