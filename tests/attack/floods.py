@@ -306,7 +306,9 @@ async def unfinished_bodies(stack: Stack, scale: Scale) -> Outcome:
     async def hold_on() -> None:
         while True:
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(stack.router.host, stack.router.port)
+                reader, writer = await asyncio.open_connection(
+                    stack.router.host, stack.router.port, local_addr=(ANOTHER_HOST, 0)
+                )
                 with contextlib.closing(writer):
                     writer.write(first)
                     await everything(reader)

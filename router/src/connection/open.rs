@@ -1,11 +1,15 @@
-//! The open connections: how many there may be, and who makes room for new ones: those that rest, the longest rest first.
-//! Where none does, those whose bodies are long on their way, of the address that has most of them; and of one that has more
-//! than its share, for clients of other addresses, all whose bodies are on their way. So whoever begins requests and never
-//! ends them keeps nobody out, and a client behind a slow line only where it is one of the crowd.
+//! The open connections: how many there may be, and who makes room for new ones: those that have rested for a second, the
+//! longest first; then those whose bodies have been on their way for as long, of the address that has most of them; then
+//! those that rest.
+//!
+//! An address that has more than its share of all these is a crowd: its newcomers turn out its own connections alone, and
+//! for clients of others its connections need not have waited for so long. So whoever dials and says nothing, or begins
+//! requests and never ends them, keeps nobody of another address out; of its own, while it dials no faster than they.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -21,9 +25,9 @@ use crate::net::lobby::Origin;
 const EVICTED_SHARE: usize = 64;
 /// For their tasks to end, which do nothing else: a guess, for a machine that is very busy.
 const EVICTION: Duration = Duration::from_secs(1);
-/// A body that takes longer is slow, where others find no room. A guess: 12 MB at 100 Mbit/s.
-const SLOW_BODY: Duration = Duration::from_secs(1);
-/// One address has this part of the connections for bodies that are on their way, as long as others find no room. A guess.
+/// Whoever has not sent a request by then, or the body of one, goes before those who have just come. A guess: 12 MB at 100 Mbit/s.
+const LONG: Duration = Duration::from_secs(1);
+/// The part of all connections that one address may leave without a whole request, as long as others find no room. A guess.
 const SHARE: usize = 4;
 /// After a look that found nobody. A look at 20,000 connections takes 2 ms, and many may dial meanwhile.
 const FRUITLESS: Duration = Duration::from_millis(10);
@@ -82,23 +86,46 @@ impl Open {
 
     fn evict(&self, newcomer: Option<Origin>) -> u64 {
         let all = self.all();
-        let mut evicted = self.ask_to_leave(resting(&all));
-        if evicted == 0 {
-            evicted = self.ask_to_leave(receiving(&all, newcomer, self.most / SHARE));
+        let mut waiting: Vec<_> = all.values().filter_map(Waiting::of).collect();
+        let mut of_origin: HashMap<Origin, usize> = HashMap::new();
+        for one in &waiting {
+            *of_origin.entry(one.origin).or_default() += 1;
         }
+        let has_its_share = |origin| of_origin[&origin] > self.most / SHARE;
+        if let Some(own) = newcomer.filter(|own| of_origin.contains_key(own) && has_its_share(*own))
+        {
+            waiting.retain(|one| one.origin == own);
+        }
+        let goes_at_once = |one: &Waiting<'_>| {
+            let is_long = one.since.elapsed() >= LONG;
+            is_long || (has_its_share(one.origin) && newcomer != Some(one.origin))
+        };
+        waiting.sort_unstable_by_key(|one| one.since);
+        let (mut resting, mut bodies, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
+        for one in &waiting {
+            match (one.rests, goes_at_once(one)) {
+                (true, true) => resting.push(one),
+                (false, true) => bodies.push(one),
+                (true, false) => fresh.push(one), // about to ask, as a rule
+                (false, false) => {}
+            }
+        }
+        bodies.sort_by_key(|one| Reverse(of_origin[&one.origin]));
+        let evicted = [resting, bodies, fresh].iter().find_map(|these| self.ask_to_leave(these));
+        let evicted = evicted.map_or(0, NonZero::get);
         self.app.metrics.http.connections_evicted.inc_by(evicted);
         evicted
     }
 
     /// The first of them that have not sent what nobody has read yet.
-    fn ask_to_leave<'a>(&self, sockets: impl Iterator<Item = &'a Arc<Socket>>) -> u64 {
-        let silent = sockets.filter(|socket| !socket.may_have_asked());
+    fn ask_to_leave(&self, waiting: &[&Waiting<'_>]) -> Option<NonZero<u64>> {
+        let silent = waiting.iter().filter(|one| !one.socket.may_have_asked());
         let mut asked = 0;
-        for socket in silent.take(self.most.div_ceil(EVICTED_SHARE)) {
-            socket.evict(&self.leaving);
+        for one in silent.take(self.most.div_ceil(EVICTED_SHARE)) {
+            one.socket.evict(&self.leaving);
             asked += 1;
         }
-        asked
+        NonZero::new(asked)
     }
 
     /// One more is open, until the result drops.
@@ -114,36 +141,22 @@ impl Open {
     }
 }
 
-/// Those that rest, the longest first.
-fn resting(all: &HashMap<u64, Arc<Socket>>) -> impl Iterator<Item = &Arc<Socket>> {
-    let resting = all.values().filter_map(|socket| Some((socket.resting_since()?, socket)));
-    let mut resting: Vec<_> = resting.collect();
-    resting.sort_unstable_by_key(|(since, _)| *since);
-    resting.into_iter().map(|(_, socket)| socket)
+/// A connection on which nothing is answered.
+struct Waiting<'a> {
+    origin: Origin,
+    /// No body is on its way.
+    rests: bool,
+    since: Instant,
+    socket: &'a Arc<Socket>,
 }
 
-/// Those whose bodies take long, of the address with most of them, the longest first. Of one with more than `share`, all
-/// whose bodies are on their way, unless the newcomer is of it.
-fn receiving(
-    all: &HashMap<u64, Arc<Socket>>,
-    newcomer: Option<Origin>,
-    share: usize,
-) -> impl Iterator<Item = &Arc<Socket>> {
-    let mut of_origin: HashMap<Origin, Vec<(Instant, &Arc<Socket>)>> = HashMap::new();
-    for socket in all.values() {
-        if let Some(since) = socket.receiving_since() {
-            of_origin.entry(Origin::of(socket.peer.address)).or_default().push((since, socket));
-        }
+impl<'a> Waiting<'a> {
+    fn of(socket: &'a Arc<Socket>) -> Option<Self> {
+        let rests = socket.resting_since();
+        let since = rests.or_else(|| socket.receiving_since())?;
+        let origin = Origin::of(socket.peer.address);
+        Some(Self { origin, rests: rests.is_some(), since, socket })
     }
-    for (origin, sockets) in &mut of_origin {
-        if sockets.len() <= share || newcomer == Some(*origin) {
-            sockets.retain(|(since, _)| since.elapsed() >= SLOW_BODY);
-        }
-        sockets.sort_unstable_by_key(|(since, _)| *since);
-    }
-    let mut crowds: Vec<_> = of_origin.into_values().collect();
-    crowds.sort_unstable_by_key(|sockets| Reverse(sockets.len()));
-    crowds.into_iter().flatten().map(|(_, socket)| socket)
 }
 
 pub(super) struct Entered<'a> {
@@ -217,7 +230,7 @@ mod tests {
             let entered = open.enter(&socket);
             let answering = Answering::begin(&socket, Version::HTTP_11, true);
             sockets.push((entered, answering, socket, client));
-            advance(SLOW_BODY / 4).await; // three of the six are slow at the end
+            advance(LONG / 4).await; // three of the six are slow at the end
         }
         let leave = |sockets: &[(Entered<'_>, Answering, Arc<Socket>, TcpStream)]| {
             let leaves =
@@ -231,7 +244,7 @@ mod tests {
         assert_eq!(leave(&sockets), [true, false, false, false], "whose address has but one");
         sockets.remove(0);
         assert!(!open.make_room(None), "the others are young");
-        advance(SLOW_BODY).await;
+        advance(LONG).await;
         sockets[0].1.received(true);
         assert!(open.make_room(None));
         assert_eq!(leave(&sockets), [true; 3], "one is read, and two make room");
@@ -258,12 +271,39 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn newcomers_of_a_crowd_turn_out_their_own_alone() {
+        let app = app().await;
+        let open = Open::new(&app, 4);
+        let (crowd, other) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        let (rests, _client) = pair_from(other).await;
+        let _entered = open.enter(&rests);
+        advance(LONG).await;
+        let mut sockets = Vec::new();
+        for _ in 0..2 {
+            let (socket, client) = pair_from(crowd).await;
+            let body = Answering::begin(&socket, Version::HTTP_11, true);
+            sockets.push((open.enter(&socket), body, socket, client));
+        }
+        assert!(!open.make_room(Some(crowd)) && rests.resting_since().is_some());
+        advance(LONG).await;
+        assert!(open.make_room(Some(crowd)) && rests.resting_since().is_some());
+        assert!(
+            sockets[0].2.receiving_since().is_none() || sockets[1].2.receiving_since().is_none()
+        );
+        sockets.clear();
+        assert!(
+            open.make_room(Some(crowd)) && rests.resting_since().is_none(),
+            "it is none any more"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn who_rests_goes_before_slow_bodies_and_a_fruitless_look_is_not_repeated_at_once() {
         let app = app().await;
         let open = Open::new(&app, 1);
         let (slow, _client) = pair().await;
         let (_slow, _body) = (open.enter(&slow), Answering::begin(&slow, Version::HTTP_11, true));
-        advance(SLOW_BODY).await;
+        advance(LONG).await;
         let (rests, _client) = pair().await;
         let entered = open.enter(&rests);
         assert!(open.make_room(None) && rests.resting_since().is_none());

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use tokio::time::Instant;
 
-/// Of them at once; some milliseconds of work. A guess: ten times what a client sends that sets up 100 streams.
-const FREE: usize = 1_000;
+/// Of them at once; half a millisecond of work. A guess: ten times what a client sends before its first request.
+const FREE: usize = 300;
 /// And for each request or piece of an answer: two windows, a ping, and a reset.
 const WITH_EACH: usize = 4;
 /// And for each second: a client that pings while it waits.
