@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
+use super::socket::Socket;
 use crate::process::cores::Cores;
 
 /// Places in a round for each thread of the runtime, some 200 us of work. With two of them, 64 clients at full speed cost 45 us of
@@ -109,16 +110,18 @@ impl Gates {
         self.here().pass(in_hand, work).await
     }
 
-    /// Waits for the turn of a client that asks on and on.
+    /// Waits for the slot of a client that asks on and on.
     ///
     /// # Cancel safety
-    /// The turn of a dropped call is lost.
-    pub(super) async fn slot(&self) {
+    /// A dropped call waits no longer, and its slot is left to others.
+    pub(super) async fn slot(&self, socket: &Socket) {
+        let _one_at_a_time = socket.slot.lock().await;
         let now = Instant::now();
-        let slot = self.here().rounds.slot(now);
-        if slot >= now + EARLY {
-            sleep_until(slot).await;
+        let mut slot = self.here().rounds.slot(now);
+        if slot.begins >= now + EARLY {
+            sleep_until(slot.begins).await;
         }
+        slot.is_taken = true;
     }
 
     /// A stream is written elsewhere than in its own task.
@@ -214,11 +217,15 @@ impl Rounds {
     }
 
     /// The next slot of those who ask on and on.
-    fn slot(&self, now: Instant) -> Instant {
-        let mut next = self.next_slot.lock().expect("no holder panics");
-        let slot = (*next).max(now);
-        *next = slot + PACE;
-        slot
+    fn slot(&self, now: Instant) -> Slot<'_> {
+        let mut next = self.next_slot();
+        let begins = (*next).max(now);
+        *next = begins + PACE;
+        Slot { rounds: self, begins, is_taken: false }
+    }
+
+    fn next_slot(&self) -> MutexGuard<'_, Instant> {
+        self.next_slot.lock().expect("no holder panics")
     }
 
     /// A stream is polled, or written elsewhere.
@@ -230,6 +237,21 @@ impl Rounds {
 
     fn turns(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock().expect("no holder panics")
+    }
+}
+
+/// A slot. One that is not taken is made up for by the ones that are given away next.
+struct Slot<'a> {
+    rounds: &'a Rounds,
+    begins: Instant,
+    is_taken: bool,
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        if !self.is_taken {
+            *self.rounds.next_slot() -= PACE;
+        }
     }
 }
 

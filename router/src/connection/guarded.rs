@@ -48,8 +48,6 @@ pub(super) struct Guarded {
 
 /// How HTTP/2 is read.
 struct Http2Reading {
-    /// Read since others had their turn.
-    of_turn: usize,
     frames: Frames,
     /// Nothing is read any more.
     floods: bool,
@@ -71,7 +69,7 @@ impl Guarded {
     /// From now on, with the preface, its task gives way, however much there is to read, and its frames are counted.
     pub(super) fn reads_http2(mut self) -> Self {
         let frames = Frames::behind(PREFACE.len());
-        self.http2 = Some(Http2Reading { of_turn: 0, frames, floods: false });
+        self.http2 = Some(Http2Reading { frames, floods: false });
         self
     }
 
@@ -188,12 +186,11 @@ impl Guarded {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if !self.is_over {
-            if let Some(http2) = &mut self.http2 {
+            if let Some(http2) = &self.http2 {
                 if http2.floods {
                     return Poll::Pending; // and last words are written
                 }
-                if http2.of_turn >= TURN_BYTES {
-                    http2.of_turn = 0;
+                if self.socket.of_turn.load(Relaxed) >= TURN_BYTES {
                     context.waker().wake_by_ref();
                     return Poll::Pending;
                 }
@@ -201,8 +198,8 @@ impl Guarded {
             let before = buffer.filled().len();
             let read = Pin::new(&mut self.socket.wire().stream).poll_read(context, buffer);
             let came = buffer.filled().len() - before;
-            if let Some(http2) = &mut self.http2 {
-                http2.of_turn = if came > 0 { http2.of_turn + came } else { 0 };
+            if self.http2.is_some() {
+                self.socket.of_turn.fetch_add(came, Relaxed);
             }
             if came > 0 {
                 self.socket.hear();
@@ -376,6 +373,7 @@ mod tests {
         let reading = async {
             let mut piece = [0; PIECE];
             poll_fn(|context| {
+                socket.of_turn.store(0, Relaxed);
                 loop {
                     let mut buffer = ReadBuf::new(&mut piece);
                     let read = Pin::new(&mut io).poll_read(context, &mut buffer);

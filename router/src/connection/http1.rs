@@ -67,21 +67,22 @@ pub(super) async fn serve(mut io: Box<Guarded>, socket: &Arc<Socket>, clients: &
 /// connection is over.
 async fn asks_again(io: &Guarded, socket: &Socket, clients: &Clients) -> bool {
     let has_asked = io.poll_heard(&mut Context::from_waker(Waker::noop())).is_ready();
-    if !has_asked {
-        socket.waits();
-    } else {
-        yield_now().await; // a turn for each request
-        socket.presses();
-        if socket.is_pressing() {
-            clients.gates.slot().await;
+    let heard = async {
+        if has_asked {
+            yield_now().await; // a turn for each request
+            socket.presses();
+            if socket.is_pressing() {
+                clients.gates.slot(socket).await;
+            }
         }
-    }
+        poll_fn(|context| io.poll_heard(context)).await;
+    };
     tokio::select! {
         biased; // what has come is answered, also where the drain came at the same time
-        () = poll_fn(|context| io.poll_heard(context)) => true,
+        () = heard => true,
         () = socket.late(clients.app.config.http.header_timeout) => false,
         () = socket.evicted() => false,
-        () = clients.stopper.draining() => false,
+        () = clients.stopper.draining(), if !has_asked => false,
     }
 }
 
@@ -151,7 +152,7 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
                 if has_answered && waits {
                     // as in `asks_again`
                     socket.presses();
-                    slot = socket.is_pressing().then(|| Box::pin(clients.gates.slot()));
+                    slot = socket.is_pressing().then(|| Box::pin(clients.gates.slot(socket)));
                     context.waker().wake_by_ref();
                     return Poll::Pending;
                 }
@@ -191,9 +192,6 @@ async fn talk(io: Box<Guarded>, socket: &Arc<Socket>, clients: &Arc<Clients>) ->
                 // whose answer waited for the socket
                 let has_room = in_hand && was_full && !socket.unflushed.load(Relaxed);
                 if !came && !has_room {
-                    if !in_hand {
-                        socket.waits();
-                    }
                     return Poll::Pending;
                 }
             }

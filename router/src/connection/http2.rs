@@ -41,6 +41,10 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Of an answer, this much is given to the connection at a time, and has to be taken within `--stall-timeout-ms`: one
 /// frame.
 const PIECE: usize = 16 << 10;
+/// Clients open their windows after so many bytes or more: Go's half of it, for the stream and for the connection.
+const CARRIED: usize = 2 << 10;
+/// A client that takes less at a time is not thanked for the windows that it opens.
+const LEAST_CARRIED: usize = 32;
 /// After `GOAWAY`, for the client to say that it has seen it.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// The same where somebody waits for its descriptor.
@@ -55,6 +59,15 @@ const OF_HTTP1: [HeaderName; 5] = [
 ];
 
 pub(super) async fn serve(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) {
+    let mut conversation = pin!(converse(io, socket, clients));
+    poll_fn(|context| {
+        socket.of_turn.store(0, Relaxed); // whatever wakes its task begins a turn
+        conversation.as_mut().poll(context)
+    })
+    .await;
+}
+
+async fn converse(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clients>) {
     let mut http = h2::server::Builder::new();
     http.max_concurrent_streams(STREAMS)
         .max_header_list_size(HEADER_LIST)
@@ -122,7 +135,10 @@ fn take(
     let request = request.map(|body| Received::new(Uploaded(body), body_of));
     answers.spawn(async move {
         if socket.is_pressing() {
-            clients.gates.slot().await;
+            tokio::select! {
+                () = clients.gates.slot(&socket) => {}
+                _ = poll_fn(|context| respond.poll_reset(context)) => return,
+            }
         }
         let in_hand = InHand::default();
         let _request = in_hand.request();
@@ -159,16 +175,13 @@ async fn answer(
     let mut answer = pin!(answer);
     let answer = match poll!(answer.as_mut()) {
         Poll::Ready(Ok(answer)) => {
-            socket.presses(); // unless the next one has to be waited for
+            socket.presses();
             answer
         }
-        Poll::Pending => {
-            socket.waits();
-            tokio::select! {
-                Ok(answer) = answer => answer,
-                _ = poll_fn(|context| respond.poll_reset(context)) => return Err(Broken::Gone),
-            }
-        }
+        Poll::Pending => tokio::select! {
+            Ok(answer) = answer => answer,
+            _ = poll_fn(|context| respond.poll_reset(context)) => return Err(Broken::Gone),
+        },
     };
     let Some(_charge) = clients.charge(socket, answer.body()) else {
         respond.send_reset(Reason::ENHANCE_YOUR_CALM);
@@ -223,8 +236,7 @@ async fn send(
                 while !data.is_empty() {
                     let piece = data.split_to(data.len().min(PIECE));
                     let is_last = data.is_empty() && body.is_end_stream();
-                    send_piece(piece, is_last, to, stall).await?;
-                    socket.carried.fetch_add(1, Relaxed);
+                    send_piece(piece, is_last, to, socket, stall).await?;
                     if is_last {
                         return Ok(());
                     }
@@ -244,6 +256,7 @@ async fn send_piece(
     mut piece: Bytes,
     is_last: bool,
     to: &mut SendStream<Bytes>,
+    socket: &Socket,
     stall: Duration,
 ) -> Result<(), Broken> {
     let mut too_late = None; // the window is open as a rule, and then nobody needs a timer
@@ -263,6 +276,9 @@ async fn send_piece(
         };
         let part = piece.split_to(granted.min(piece.len()));
         let is_all = piece.is_empty();
+        if part.len() >= LEAST_CARRIED {
+            socket.carried.fetch_add(1 + part.len() / CARRIED, Relaxed);
+        }
         if is_all || !part.is_empty() {
             to.send_data(part, is_last && is_all)?;
         }

@@ -23,8 +23,12 @@ use crate::net::lobby::Origin;
 
 /// At most one in so many is closed at once, so that looking for them costs little per connection.
 const EVICTED_SHARE: usize = 64;
+/// Of those whose bodies are on their way, at once: what they have sent is lost.
+const BODIES: usize = 4;
 /// For their tasks to end, which do nothing else: a guess, for a machine that is very busy.
 const EVICTION: Duration = Duration::from_secs(1);
+/// After so long others are asked, too.
+const LEAVE: Duration = Duration::from_millis(250);
 /// Whoever has not sent a request by then, or the body of one, goes before those who have just come. A guess: 12 MB at 100 Mbit/s.
 const LONG: Duration = Duration::from_secs(1);
 /// The part of all connections that one address may leave without a whole request, as long as others find no room. A guess.
@@ -40,8 +44,18 @@ pub(super) struct Open {
     next: AtomicU64,
     /// Those that were asked to make room and are still there.
     leaving: Arc<AtomicUsize>,
-    /// When nobody was found who could, and for whom.
-    fruitless: Mutex<Option<(Instant, Option<Origin>)>>,
+    looks: Mutex<Looks>,
+}
+
+/// Looks for those who can make room.
+#[derive(Default)]
+struct Looks {
+    /// When somebody was asked to leave.
+    asked: Option<Instant>,
+    /// When nobody was found for anybody.
+    fruitless: Option<Instant>,
+    /// When nobody was found for newcomers of crowds, of which there are less than `SHARE`.
+    of_crowds: HashMap<Origin, Instant>,
 }
 
 impl Open {
@@ -53,7 +67,7 @@ impl Open {
             all: Mutex::default(),
             next: AtomicU64::new(0),
             leaving: Arc::default(),
-            fruitless: Mutex::default(),
+            looks: Mutex::default(),
         }
     }
 
@@ -71,20 +85,32 @@ impl Open {
 
     /// Closes those that can be, unless others are on their way out. False if none can. `address`: who wants the room.
     pub(super) fn make_room(&self, address: Option<IpAddr>) -> bool {
-        if self.leaving.load(Relaxed) > 0 {
+        let newcomer = address.map(Origin::of);
+        let is_recent =
+            |then: Option<&Instant>, time| then.is_some_and(|then| then.elapsed() < time);
+        let mut looks = self.looks.lock().expect("no holder panics");
+        if self.leaving.load(Relaxed) > 0 && is_recent(looks.asked.as_ref(), LEAVE) {
             return true;
         }
-        let newcomer = address.map(Origin::of);
-        let mut fruitless = self.fruitless.lock().expect("no holder panics");
-        if fruitless.is_some_and(|(then, of)| of == newcomer && then.elapsed() < FRUITLESS) {
+        let of_crowd = newcomer.and_then(|newcomer| looks.of_crowds.get(&newcomer));
+        if is_recent(looks.fruitless.as_ref(), FRUITLESS) || is_recent(of_crowd, FRUITLESS) {
             return false;
         }
-        let evicted = self.evict(newcomer);
-        *fruitless = (evicted == 0).then(|| (Instant::now(), newcomer));
+        let (evicted, crowd) = self.evict(newcomer);
+        let now = Instant::now();
+        match crowd {
+            _ if evicted > 0 => looks.asked = Some(now),
+            None => looks.fruitless = Some(now),
+            Some(crowd) => {
+                looks.of_crowds.retain(|_, then| then.elapsed() < FRUITLESS);
+                looks.of_crowds.insert(crowd, now);
+            }
+        }
         evicted > 0
     }
 
-    fn evict(&self, newcomer: Option<Origin>) -> u64 {
+    /// How many were asked to leave; and the newcomer's origin, if it is a crowd.
+    fn evict(&self, newcomer: Option<Origin>) -> (u64, Option<Origin>) {
         let all = self.all();
         let mut waiting: Vec<_> = all.values().filter_map(Waiting::of).collect();
         let mut of_origin: HashMap<Origin, usize> = HashMap::new();
@@ -92,8 +118,8 @@ impl Open {
             *of_origin.entry(one.origin).or_default() += 1;
         }
         let has_its_share = |origin| of_origin[&origin] > self.most / SHARE;
-        if let Some(own) = newcomer.filter(|own| of_origin.contains_key(own) && has_its_share(*own))
-        {
+        let crowd = newcomer.filter(|own| of_origin.contains_key(own) && has_its_share(*own));
+        if let Some(own) = crowd {
             waiting.retain(|one| one.origin == own);
         }
         let goes_at_once = |one: &Waiting<'_>| {
@@ -111,17 +137,19 @@ impl Open {
             }
         }
         bodies.sort_by_key(|one| Reverse(of_origin[&one.origin]));
-        let evicted = [resting, bodies, fresh].iter().find_map(|these| self.ask_to_leave(these));
-        let evicted = evicted.map_or(0, NonZero::get);
+        let many = self.most.div_ceil(EVICTED_SHARE);
+        let buckets = [(resting, many), (bodies, many.min(BODIES)), (fresh, many)];
+        let asked = buckets.iter().find_map(|(these, most)| self.ask_to_leave(these, *most));
+        let evicted = asked.map_or(0, NonZero::get);
         self.app.metrics.http.connections_evicted.inc_by(evicted);
-        evicted
+        (evicted, crowd)
     }
 
-    /// The first of them that have not sent what nobody has read yet.
-    fn ask_to_leave(&self, waiting: &[&Waiting<'_>]) -> Option<NonZero<u64>> {
-        let silent = waiting.iter().filter(|one| !one.socket.may_have_asked());
+    /// The first of them, but none that has sent what nobody has read yet, unless it sends on and on.
+    fn ask_to_leave(&self, waiting: &[&Waiting<'_>], most: usize) -> Option<NonZero<u64>> {
+        let silent = |one: &&&Waiting<'_>| one.socket.is_pressing() || !one.socket.may_have_asked();
         let mut asked = 0;
-        for one in silent.take(self.most.div_ceil(EVICTED_SHARE)) {
+        for one in waiting.iter().filter(silent).take(most) {
             one.socket.evict(&self.leaving);
             asked += 1;
         }
@@ -185,6 +213,13 @@ mod tests {
     use super::super::tests::app;
     use super::*;
 
+    /// A request whose handler waits for its body.
+    fn body(socket: &Arc<Socket>) -> Answering {
+        let answering = Answering::begin(socket, Version::HTTP_11, true);
+        answering.starves(true);
+        answering
+    }
+
     #[tokio::test(start_paused = true)]
     async fn those_that_rested_longest_make_room_and_no_others_while_they_leave() {
         let app = app().await;
@@ -228,8 +263,7 @@ mod tests {
         for address in [1, 2, 2, 2, 2, 2].map(|host| [192, 0, 2, host].into()) {
             let (socket, client) = pair_from(address).await;
             let entered = open.enter(&socket);
-            let answering = Answering::begin(&socket, Version::HTTP_11, true);
-            sockets.push((entered, answering, socket, client));
+            sockets.push((entered, body(&socket), socket, client));
             advance(LONG / 4).await; // three of the six are slow at the end
         }
         let leave = |sockets: &[(Entered<'_>, Answering, Arc<Socket>, TcpStream)]| {
@@ -245,7 +279,7 @@ mod tests {
         sockets.remove(0);
         assert!(!open.make_room(None), "the others are young");
         advance(LONG).await;
-        sockets[0].1.received(true);
+        sockets[0].1.starves(false);
         assert!(open.make_room(None));
         assert_eq!(leave(&sockets), [true; 3], "one is read, and two make room");
         assert_eq!(app.metrics.http.connections_evicted.get(), 5);
@@ -253,21 +287,92 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_address_with_more_than_its_share_makes_room_for_others_at_once() {
-        const MOST: usize = 8;
+        const MOST: usize = 12; // of which three are a quarter
         let app = app().await;
         let open = Open::new(&app, MOST);
         let (crowd, other) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
         let mut sockets = Vec::new();
-        for has_room in [false, false, true] {
+        for has_room in [false, false, false, true] {
             let (socket, client) = pair_from(crowd).await;
-            let body = Answering::begin(&socket, Version::HTTP_11, true);
-            sockets.push((open.enter(&socket), body, socket, client));
+            sockets.push((open.enter(&socket), body(&socket), socket, client));
             assert!(!open.make_room(Some(crowd)), "it has not waited for a second");
             assert_eq!(open.make_room(Some(other)), has_room, "{} of {MOST}", sockets.len());
             advance(FRUITLESS).await;
         }
         let left = sockets.iter().filter(|(_, _, socket, _)| socket.receiving_since().is_some());
-        assert_eq!(left.count(), 2);
+        assert_eq!(left.count(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_comes_is_not_slow_and_few_of_those_that_are_leave_at_once() {
+        let app = app().await;
+        let open = Open::new(&app, 1_000);
+        let mut sockets = Vec::new();
+        for _ in 0..10 {
+            let (socket, client) = pair().await;
+            advance(Duration::from_millis(1)).await; // a body has its time from its begin on
+            sockets.push((open.enter(&socket), body(&socket), socket, client));
+        }
+        advance(LONG - Duration::from_millis(1)).await;
+        for (_, body, ..) in &sockets {
+            body.goes_on();
+        }
+        assert!(!open.make_room(None));
+        advance(LONG).await;
+        assert!(open.make_room(None));
+        assert_eq!(app.metrics.http.connections_evicted.get(), 4);
+        assert!(open.make_room(None), "they are on their way out");
+        assert_eq!(app.metrics.http.connections_evicted.get(), 4);
+        advance(LEAVE).await;
+        assert!(open.make_room(None), "and do not go");
+        assert_eq!(app.metrics.http.connections_evicted.get(), 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_just_come_stays_where_a_body_is_slow() {
+        let app = app().await;
+        let open = Open::new(&app, 128);
+        let ((slow, _one), (fresh, _other)) = (pair().await, pair().await);
+        let _slow = (open.enter(&slow), body(&slow));
+        advance(LONG).await;
+        let _fresh = open.enter(&fresh);
+        fresh.multiplexes(); // its rest begins now
+        assert!(open.make_room(None) && slow.receiving_since().is_none());
+        assert!(fresh.resting_since().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fruitless_look_for_a_crowd_is_none_for_others() {
+        let app = app().await;
+        let open = Open::new(&app, 4);
+        let (crowd, other) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        let mut sockets = Vec::new();
+        for _ in 0..2 {
+            let (socket, client) = pair_from(crowd).await;
+            sockets.push((open.enter(&socket), body(&socket), socket, client));
+        }
+        assert!(!open.make_room(Some(crowd)));
+        advance(LONG).await;
+        sockets[0].1.goes_on();
+        sockets[1].1.goes_on();
+        assert!(!open.make_room(Some(crowd)));
+        assert!(open.make_room(Some(other)));
+    }
+
+    #[tokio::test]
+    async fn who_sends_on_and_on_makes_room_whatever_it_has_sent() {
+        let app = app().await;
+        let open = Open::new(&app, 128);
+        let (socket, mut client) = pair().await;
+        let _entered = open.enter(&socket);
+        client.write_all(b"GET").await.unwrap();
+        let here = |context: &mut Context<'_>| {
+            socket.wire().stream.plain().unwrap().poll_read_ready(context)
+        };
+        poll_fn(here).await.unwrap();
+        assert_eq!(open.evict(None).0, 0);
+        (0..1_000).for_each(|_| socket.presses());
+        assert_eq!(open.evict(None).0, 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -281,8 +386,7 @@ mod tests {
         let mut sockets = Vec::new();
         for _ in 0..2 {
             let (socket, client) = pair_from(crowd).await;
-            let body = Answering::begin(&socket, Version::HTTP_11, true);
-            sockets.push((open.enter(&socket), body, socket, client));
+            sockets.push((open.enter(&socket), body(&socket), socket, client));
         }
         assert!(!open.make_room(Some(crowd)) && rests.resting_since().is_some());
         advance(LONG).await;
@@ -302,7 +406,7 @@ mod tests {
         let app = app().await;
         let open = Open::new(&app, 1);
         let (slow, _client) = pair().await;
-        let (_slow, _body) = (open.enter(&slow), Answering::begin(&slow, Version::HTTP_11, true));
+        let (_slow, _body) = (open.enter(&slow), body(&slow));
         advance(LONG).await;
         let (rests, _client) = pair().await;
         let entered = open.enter(&rests);

@@ -1,6 +1,6 @@
 //! A client's socket, and whose turn it is: the server's while it answers, else the client's.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -18,9 +18,11 @@ use crate::net::Peer;
 /// tend to give one up themselves, so that none sends a request into a connection that is just being closed.
 const REST: Duration = Duration::from_secs(120);
 
-/// More requests in a row that wait for nothing are a flood. A client that waits is sometimes so fast that its next request is
-/// there when the router looks for it. A guess.
-const PRESSED: u32 = 8;
+/// One that sends requests which wait for nothing more often than this, for long, asks on and on. A client that waits is
+/// sometimes so fast that its next request is there when the router looks for it. A guess.
+const PRESSES: Duration = Duration::from_millis(10);
+/// So many of them at once are not yet too often.
+const AT_ONCE: u32 = 8;
 
 /// Shared, so that last words can be said after hyper gave up. The locks are never contended.
 pub(super) struct Socket {
@@ -36,8 +38,10 @@ pub(super) struct Socket {
     pub(super) unread: AtomicUsize,
     /// Pieces of answers of HTTP/2 that were given to it since the client's frames were counted.
     pub(super) carried: AtomicUsize,
-    /// Requests in a row that waited for nothing.
-    pressed: AtomicU32,
+    /// Read of HTTP/2 in this turn of its task.
+    pub(super) of_turn: AtomicUsize,
+    /// Held by that request of it which waits for its slot among those of clients that ask on and on.
+    pub(super) slot: tokio::sync::Mutex<()>,
     /// A comment is to be sent.
     pub(super) comment: AtomicBool,
     turn: Mutex<WriteTurn>,
@@ -58,6 +62,10 @@ pub(super) struct WriteTurn {
     pub(super) events: bool,
     /// Since when it is the client's turn, or since when its request comes, or the body of the last one.
     since: Instant,
+    /// Of those whose bodies are still coming, the ones whose handlers wait for more of it.
+    starved: usize,
+    /// See [`Socket::presses`]: each request adds to it.
+    pressed_until: Instant,
     /// A request has begun to come.
     asking: bool,
     /// HTTP/2, where bytes without a request are nothing unusual.
@@ -78,9 +86,9 @@ impl WriteTurn {
         (self.answering == 0).then(|| self.since + limit)
     }
 
-    /// All that it has asked for waits for bodies that still come.
+    /// All that it has asked for waits for the client to send more of a body.
     fn only_receives(&self) -> bool {
-        self.receiving > 0 && self.receiving == self.answering
+        self.starved > 0 && self.starved == self.answering
     }
 
     fn stay(&mut self) {
@@ -104,6 +112,8 @@ impl Socket {
             receiving: 0,
             unanswered: 0,
             events: false,
+            starved: 0,
+            pressed_until: Instant::now(),
             since: Instant::now(),
             asking: true, // the first request has to come at once
             multiplexed: false,
@@ -120,7 +130,8 @@ impl Socket {
             unflushed: AtomicBool::new(false),
             unread: AtomicUsize::new(0),
             carried: AtomicUsize::new(0),
-            pressed: AtomicU32::new(0),
+            of_turn: AtomicUsize::new(0),
+            slot: tokio::sync::Mutex::new(()),
             comment: AtomicBool::new(false),
             turn: Mutex::new(turn),
             room_is_needed: Notify::new(),
@@ -160,19 +171,13 @@ impl Socket {
     /// Takes note of a request that waited for nothing: over HTTP/1 it was there before the last answer was sent, over HTTP/2 its
     /// own answer was there at once.
     pub(super) fn presses(&self) {
-        if !self.is_pressing() {
-            self.pressed.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// It waited for an answer.
-    pub(super) fn waits(&self) {
-        self.pressed.store(0, Relaxed);
+        let mut turn = self.turn();
+        turn.pressed_until = turn.pressed_until.max(Instant::now()) + PRESSES;
     }
 
     /// Its client asks on and on.
     pub(super) fn is_pressing(&self) -> bool {
-        self.pressed.load(Relaxed) >= PRESSED
+        self.turn().pressed_until > Instant::now() + AT_ONCE * PRESSES
     }
 
     /// It is HTTP/2: bytes begin no request, and without one it rests.
@@ -245,9 +250,10 @@ impl Socket {
         }
     }
 
-    /// The body of a request is on its way.
+    /// The body of a request is on its way that has no answer yet.
     pub(super) fn receives(&self) -> bool {
-        self.turn().receiving > 0
+        let turn = self.turn();
+        turn.receiving > 0 && turn.unanswered > 0
     }
 }
 
@@ -288,7 +294,22 @@ impl Answering {
     /// The whole request is here, or nobody wants the rest of it.
     pub(super) fn received(&self, is_whole: bool) {
         self.is_read.store(is_whole, Relaxed);
-        self.socket.turn().receiving -= 1;
+        let mut turn = self.socket.turn();
+        turn.receiving -= 1;
+        if turn.receiving > 0 {
+            turn.since = Instant::now();
+        }
+    }
+
+    /// Its handler waits for more of its body, or not any more.
+    pub(super) fn starves(&self, starves: bool) {
+        let mut turn = self.socket.turn();
+        turn.starved = if starves { turn.starved + 1 } else { turn.starved - 1 };
+    }
+
+    /// Its body comes, and not slowly.
+    pub(super) fn goes_on(&self) {
+        self.socket.turn().since = Instant::now();
     }
 
     /// What comes next on the connection is the next request.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// Of them at once; half a millisecond of work. A guess: ten times what a client sends before its first request.
 const FREE: usize = 300;
-/// And for each request or piece of an answer: two windows, a ping, and a reset.
+/// And for each request, or part of an answer: two windows, a ping, and a reset.
 const WITH_EACH: usize = 4;
 /// And for each second: a client that pings while it waits.
 const A_SECOND: usize = 10;
@@ -41,7 +41,7 @@ impl Frames {
         Self { head: [0; HEAD], known: 0, rest: preface, left: FREE, since: Instant::now() }
     }
 
-    /// Takes note of what was read. `carried`: pieces of answers that were sent since the last call. False: it floods.
+    /// Takes note of what was read. `carried`: parts of answers that were sent since it was looked at. False: it floods.
     pub(in crate::connection) fn read(&mut self, mut bytes: &[u8], carried: &AtomicUsize) -> bool {
         let mut floods = false;
         loop {

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::super::client::{Connection, TestRouter, args};
-use crate::fake_worker::{Behaviour, MODEL, in_time, metric, passes};
+use crate::fake_worker::{Behaviour, MODEL, in_time, metric, passes, until};
 
 /// A router of its own process, with these limits of open files.
 struct Limited(Child);
@@ -133,6 +133,24 @@ async fn a_slow_body_makes_room_for_a_newcomer_and_is_told_why() {
     let told = r#"route="unknown",status="408",error="body_too_slow""#;
     assert_eq!(metric(&router.app, "headrace_http_requests_total", told), 1.0);
     assert_eq!(metric(&router.app, "headrace_http_connections_evicted_total", ""), 1.0);
+}
+
+#[tokio::test]
+async fn a_crowd_of_bodies_makes_room_at_once_for_another_host() {
+    let router = TestRouter::start(RouterArgs { max_connections: 1, ..args() }).await;
+    let mut crowd = router.connect().await;
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nContent-Type: application/json";
+    crowd.request(head, b"").await;
+    crowd.stream.write_all(b"{").await.unwrap();
+    let received = || metric(&router.app, "headrace_http_body_bytes", "") > 0.0;
+    until("its body is waited for", received).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap(); // on Linux all of this network is the own machine
+    let mut other = Connection::of(socket.connect(router.address).await.unwrap());
+    other.request("GET /health HTTP/1.1", b"").await;
+    assert_eq!(other.reply().await.status, 200);
+    assert_eq!(crowd.reply().await.status, 408);
 }
 
 #[tokio::test]

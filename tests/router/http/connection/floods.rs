@@ -194,6 +194,39 @@ async fn a_body_of_nothing_ends_the_connection_however_many_frames_it_has() {
 }
 
 #[tokio::test]
+async fn a_flood_is_told_to_calm_down() {
+    let router = TestRouter::start(args()).await;
+    let mut connection = connect(&router).await;
+    // a few more than there may be, and nothing behind them that would take the last word back
+    connection.stream.write_all(&frame(PING, 0, 0, &[7; 8]).repeat(350)).await.unwrap();
+    assert_eq!(goodbye(&connection.until_closed().await), Some(ENHANCE_YOUR_CALM));
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_nothing_are_answered_in_slots() {
+    const REQUESTS: usize = 1_000;
+    let router = TestRouter::start(args()).await;
+    let stream = tokio::net::TcpStream::connect(router.address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+    let begin = tokio::time::Instant::now();
+    for _ in 0..REQUESTS / 100 {
+        let mut answers = Vec::new();
+        for _ in 0..100 {
+            client = in_time("room", client.ready()).await.unwrap();
+            let request = hyper::Request::get("http://localhost/health").body(()).unwrap();
+            answers.push(client.send_request(request, true).unwrap().0);
+        }
+        for answer in answers {
+            assert_eq!(in_time("an answer", answer).await.unwrap().status(), 200);
+        }
+    }
+    // those of the first hundred are not known to be many before they are answered
+    assert!(begin.elapsed() >= std::time::Duration::from_millis(70), "{:?}", begin.elapsed());
+}
+
+#[tokio::test]
 async fn who_pings_and_reads_nothing_is_cut_off() {
     let router = TestRouter::start(args()).await;
     let mut connection = connect(&router).await;
