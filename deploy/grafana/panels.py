@@ -254,6 +254,7 @@ TRAFFIC = Row(
                 Query(value("headrace_tls_handshakes_open"), "in their TLS handshake"),
                 Query(rate("headrace_http_connections_refused_total"), "refused a second"),
                 Query(rate("headrace_http_connections_evicted_total"), "evicted a second"),
+                Query(rate("headrace_http_connections_flooding_total"), "floods a second"),
             ),
         ),
         Panel(
