@@ -124,7 +124,7 @@ test-python: setup ## Python and end-to-end tests alone
 
 # A worker as `pip install "headrace[cpu]"` gives it, from the wheel; and the tests that ask for no more than it has.
 WITHOUT_TORCH := target/without-torch
-NEED_NO_TORCH := tests/without_torch tests/bindings tests/settings tests/wire
+NEED_NO_TORCH := tests/without_torch tests/bindings tests/planner tests/routing tests/settings tests/wire
 
 .PHONY: test-without-torch
 test-without-torch: setup ## the tests that need no torch, in an environment that has none, with the wheel (TESTS)
