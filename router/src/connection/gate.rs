@@ -217,11 +217,11 @@ impl Rounds {
     }
 
     /// The next slot of those who ask on and on.
-    fn slot(&self, now: Instant) -> Slot<'_> {
+    fn slot(&self, now: Instant) -> PacedSlot<'_> {
         let mut next = self.next_slot();
         let begins = (*next).max(now);
         *next = begins + PACE;
-        Slot { rounds: self, begins, is_taken: false }
+        PacedSlot { rounds: self, begins, is_taken: false }
     }
 
     fn next_slot(&self) -> MutexGuard<'_, Instant> {
@@ -241,13 +241,13 @@ impl Rounds {
 }
 
 /// A slot. One that is not taken is made up for by the ones that are given away next.
-struct Slot<'a> {
+struct PacedSlot<'a> {
     rounds: &'a Rounds,
     begins: Instant,
     is_taken: bool,
 }
 
-impl Drop for Slot<'_> {
+impl Drop for PacedSlot<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
             *self.rounds.next_slot() -= PACE;

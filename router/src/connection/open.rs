@@ -112,7 +112,7 @@ impl Open {
     /// How many were asked to leave; and the newcomer's origin, if it is a crowd.
     fn evict(&self, newcomer: Option<Origin>) -> (u64, Option<Origin>) {
         let all = self.all();
-        let mut waiting: Vec<_> = all.values().filter_map(Waiting::of).collect();
+        let mut waiting: Vec<_> = all.values().filter_map(Evictable::of).collect();
         let mut of_origin: HashMap<Origin, usize> = HashMap::new();
         for one in &waiting {
             *of_origin.entry(one.origin).or_default() += 1;
@@ -122,7 +122,7 @@ impl Open {
         if let Some(own) = crowd {
             waiting.retain(|one| one.origin == own);
         }
-        let goes_at_once = |one: &Waiting<'_>| {
+        let goes_at_once = |one: &Evictable<'_>| {
             let is_long = one.since.elapsed() >= LONG;
             is_long || (has_its_share(one.origin) && newcomer != Some(one.origin))
         };
@@ -146,8 +146,9 @@ impl Open {
     }
 
     /// The first of them, but none that has sent what nobody has read yet, unless it sends on and on.
-    fn ask_to_leave(&self, waiting: &[&Waiting<'_>], most: usize) -> Option<NonZero<u64>> {
-        let silent = |one: &&&Waiting<'_>| one.socket.is_pressing() || !one.socket.may_have_asked();
+    fn ask_to_leave(&self, waiting: &[&Evictable<'_>], most: usize) -> Option<NonZero<u64>> {
+        let silent =
+            |one: &&&Evictable<'_>| one.socket.is_pressing() || !one.socket.may_have_asked();
         let mut asked = 0;
         for one in waiting.iter().filter(silent).take(most) {
             one.socket.evict(&self.leaving);
@@ -170,7 +171,7 @@ impl Open {
 }
 
 /// A connection on which nothing is answered.
-struct Waiting<'a> {
+struct Evictable<'a> {
     origin: Origin,
     /// No body is on its way.
     rests: bool,
@@ -178,7 +179,7 @@ struct Waiting<'a> {
     socket: &'a Arc<Socket>,
 }
 
-impl<'a> Waiting<'a> {
+impl<'a> Evictable<'a> {
     fn of(socket: &'a Arc<Socket>) -> Option<Self> {
         let rests = socket.resting_since();
         let since = rests.or_else(|| socket.receiving_since())?;

@@ -118,14 +118,20 @@ async fn newcomer(router: &TestRouter) {
     .await;
 }
 
+/// A client that sends the first of nine bytes.
+async fn begins_a_body(router: &TestRouter) -> Connection {
+    let mut client = router.connect().await;
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nContent-Type: application/json";
+    client.request(head, b"").await;
+    client.stream.write_all(b"{").await.unwrap();
+    client
+}
+
 #[tokio::test]
 async fn a_slow_body_makes_room_for_a_newcomer_and_is_told_why() {
     let router = TestRouter::start(RouterArgs { max_connections: 1, ..args() }).await;
-    let mut slow = router.connect().await;
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nContent-Type: application/json";
-    slow.request(head, b"").await;
-    slow.stream.write_all(b"{").await.unwrap();
+    let mut slow = begins_a_body(&router).await;
     newcomer(&router).await;
     let reply = slow.reply().await;
     assert_eq!(reply.status, 408);
@@ -138,11 +144,7 @@ async fn a_slow_body_makes_room_for_a_newcomer_and_is_told_why() {
 #[tokio::test]
 async fn a_crowd_of_bodies_makes_room_at_once_for_another_host() {
     let router = TestRouter::start(RouterArgs { max_connections: 1, ..args() }).await;
-    let mut crowd = router.connect().await;
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nContent-Type: application/json";
-    crowd.request(head, b"").await;
-    crowd.stream.write_all(b"{").await.unwrap();
+    let mut crowd = begins_a_body(&router).await;
     let received = || metric(&router.app, "headrace_http_body_bytes", "") > 0.0;
     until("its body is waited for", received).await;
     let socket = TcpSocket::new_v4().unwrap();
