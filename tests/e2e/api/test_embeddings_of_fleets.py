@@ -14,7 +14,7 @@ from helpers.models.tiny_deepseek import tiny_deepseek
 from helpers.serving.server import Server, eventually, serving
 
 TEXTS = [
-    f"{i}. The river turns the wheel, and the wheel turns the stone. " * (20 + i) for i in range(24)
+    f"{i}. The river turns the wheel, and the wheel turns the stone. " * (8 + i) for i in range(12)
 ]
 
 

@@ -261,7 +261,9 @@ def test_a_full_queue_loses_what_comes_and_the_end_what_is_left(
     exporter.gate.release()
 
 
-def test_what_waits_is_sent_at_the_end_in_batches() -> None:
+def test_what_waits_is_sent_at_the_end_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("GATHERING_S", "LAST_SPANS_S"):  # a slow machine takes seconds for as many spans
+        monkeypatch.setattr(queue_module, bound, 60.0)
     exporter = Gated()
     queue = SpanQueue(exporter)
     for _ in range(1_300):
