@@ -38,12 +38,12 @@ TWO_JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)
 # cargo has jobs of its own, and would ask for make's in vain.
 CARGO_ALONE = MAKEFLAGS= $(CARGO)
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
-# How Rust is built for .venv: `quick` takes half the time of `release`, which is for what is measured and for GPUs.
-RUST_PROFILE ?= quick
+# How Rust is built for .venv: `dev` takes a quarter of the time of `release`, which is for what is measured and for GPUs.
+RUST_PROFILE ?= dev
 MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --profile $(RUST_PROFILE) --locked
-# .venv holds the module of one profile; what serves for `release` serves for `quick`.
+# .venv holds the module of one profile; what serves for `release` serves for `dev`.
 ifeq ($(RUST_PROFILE),release)
-BUILT := touch $(VENV)/.core-quick $(VENV)/.core-release
+BUILT := touch $(VENV)/.core-dev $(VENV)/.core-release
 else
 BUILT := rm -f $(VENV)/.core-* && touch $(VENV)/.core-$(RUST_PROFILE)
 endif

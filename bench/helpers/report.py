@@ -30,7 +30,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "core": "release" if OPT_LEVEL == "3" else "quick",  # of Python; programs say their folder
+        "core": "release" if OPT_LEVEL == "3" else "dev",  # of Python; programs say their folder
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }
 

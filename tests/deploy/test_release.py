@@ -168,7 +168,7 @@ def test_a_program_that_does_not_start_is_no_release(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_the_wheel_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
-    build.run(MATURIN, "build", "--profile", "quick", "--locked", "--out", wheels)
+    build.run(MATURIN, "build", "--profile", "dev", "--locked", "--out", wheels)
     (wheel,) = wheels.glob("*-abi3-*.whl")
     python = tmp_path / "venv/bin/python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)

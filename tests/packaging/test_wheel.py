@@ -33,7 +33,7 @@ def maturin(*arguments: str) -> None:
 
 
 def test_the_wheel_holds_both_packages_and_the_extension(tmp_path: Path) -> None:
-    maturin("build", "--profile", "quick", "--locked", "--out", str(tmp_path))
+    maturin("build", "--profile", "dev", "--locked", "--out", str(tmp_path))
     (wheel,) = tmp_path.glob("*.whl")
     assert re.match(r"headrace-[\d.]+-cp311-abi3-", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
