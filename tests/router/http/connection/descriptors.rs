@@ -134,7 +134,7 @@ async fn a_slow_body_makes_room_for_a_newcomer_and_is_told_why() {
     let mut slow = begins_a_body(&router).await;
     newcomer(&router).await;
     let reply = slow.reply().await;
-    assert_eq!(reply.status, 408);
+    assert_eq!((reply.status, reply.header("retry-after")), (408, Some("1")));
     assert!(reply.text().contains("body_too_slow"), "{}", reply.text());
     let told = r#"route="unknown",status="408",error="body_too_slow""#;
     assert_eq!(metric(&router.app, "headrace_http_requests_total", told), 1.0);
