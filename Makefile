@@ -299,7 +299,7 @@ $(VENV)/.dependencies-cpu: pyproject.toml $(VENV)/.maturin
 	@touch $@
 
 $(VENV)/.core-$(RUST_PROFILE): $(RUST_SOURCES) $(VENV)/.maturin
-	@echo 'setup: headrace._core (Rust, $(RUST_PROFILE))'
+	@echo 'setup: headrace._core (Rust, $(RUST_PROFILE))$(if $(filter dev,$(RUST_PROFILE)),: quick to build; RUST_PROFILE=release is what fleets run)'
 	@$(MATURIN) --skip-install > $(VENV)/core.log 2>&1 || { cat $(VENV)/core.log >&2; exit 1; }
 	@$(BUILT)
 

@@ -154,7 +154,7 @@ impl Attention<'_> {
     pub fn compute(mut self, level: Level, scratch: &mut Scratch) {
         let group = self.heads / self.shape.kv_heads;
         let units = self.rows.positions.len() * group; // (row, head) pairs that read the same keys
-        let most = level.tile_rows();
+        let most = level.tiles().most;
         let count = units.div_ceil(most);
         for kv_head in 0..self.shape.kv_heads {
             for i in 0..count {
@@ -254,6 +254,9 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
+        if const { M > S::TILES.most } {
+            unreachable!("no tile of {M} rows"); // so it is not compiled
+        }
         let columns = self.kv.shape.value_width() / LANES;
         let sums = std::mem::take(&mut self.sums);
         let (sums, _) = sums.as_chunks_mut::<LANES>(); // [M][columns]
@@ -279,8 +282,12 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
                 let scores = &mut scores[part..];
                 let at = start + part * LANES;
                 part += match parts - part {
-                    4.. if Self::abreast::<S>() == 4 => self.score::<S, 4>(s, at, lane, scores),
-                    2.. if Self::abreast::<S>() >= 2 => self.score::<S, 2>(s, at, lane, scores),
+                    4.. if const { Self::abreast::<S>() == 4 } => {
+                        self.score::<S, 4>(s, at, lane, scores)
+                    }
+                    2.. if const { Self::abreast::<S>() >= 2 } => {
+                        self.score::<S, 2>(s, at, lane, scores)
+                    }
                     _ => self.score::<S, 1>(s, at, lane, scores),
                 };
             }
@@ -314,10 +321,10 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
             let mut column = 0;
             while column < columns {
                 column += match columns - column {
-                    4.. if Self::abreast::<S>() == 4 => {
+                    4.. if const { Self::abreast::<S>() == 4 } => {
                         add_values::<S, M, 4>(s, kv, split, column, &turned, sums)
                     }
-                    2.. if Self::abreast::<S>() >= 2 => {
+                    2.. if const { Self::abreast::<S>() >= 2 } => {
                         add_values::<S, M, 2>(s, kv, split, column, &turned, sums)
                     }
                     _ => add_values::<S, M, 1>(s, kv, split, column, &turned, sums),
@@ -335,8 +342,7 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
 
 impl<const M: usize> Softmax<'_, M> {
     /// Vectors of positions, or of outputs, to sum at once: as many as the registers hold beside `M` rows.
-    #[inline(always)]
-    fn abreast<S: Simd>() -> usize {
+    const fn abreast<S: Simd>() -> usize {
         match (S::WIDE, M <= 3) {
             (true, true) => 4,
             (true, false) | (false, true) => 2,

@@ -167,13 +167,13 @@ fn block_of<L: Lane>(
     scratch: &mut Scratch,
 ) {
     let rows = x.rows.len();
-    let most = level.tile_rows();
+    let most = level.tiles().most;
     let packed = if rows == 1 { x.row(0, k) } else { x.pack(k, most, &mut scratch.x) };
     let panels = edge.n.div_ceil(PANEL);
     let panel_of = |panel: usize| &lanes[panel * k * 2..(panel + 1) * k * 2];
     let widen = rows > most && size_of::<L>() < size_of::<F32x16>();
     // Two panels are two streams; short ones are read one after the other, in the order they lie in.
-    let pairs = rows <= level.paired_rows() && k >= PAIRED_K;
+    let pairs = rows <= level.tiles().paired && k >= PAIRED_K;
     let mut panel = 0;
     while panel < panels {
         let count = if pairs && panel + 1 < panels { 2 } else { 1 };
@@ -310,7 +310,7 @@ impl<L: Lane> Tile for Cell<'_, '_, L> {
         if self.count == 2 {
             let w = [w0, &w0[1..], w1, &w1[1..]];
             self.edge.put_all(row, column, &level.run(Sums { a, w }));
-        } else if level.is_wide() || M <= 3 {
+        } else if M <= level.tiles().whole {
             self.edge.put_all(row, column, &level.run(Sums { a, w: [w0, &w0[1..]] }));
         } else {
             for half in 0..2 {
@@ -330,6 +330,9 @@ impl<L: Lane, const M: usize, const N: usize> Kernel for Sums<'_, L, M, N> {
     type Output = [[[f32; LANES]; N]; M];
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
+        if const { !S::TILES.have(M, N) } {
+            unreachable!("no tile of {M} rows by {N} vectors"); // so it is not compiled
+        }
         let mut total = [[s.splat(0.0); N]; M];
         tile::<S, L, M, N, 2>(s, self.a, self.w, &mut total);
         let mut out = [[[0.0; LANES]; N]; M];

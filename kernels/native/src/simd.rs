@@ -29,8 +29,10 @@ pub trait Simd: Copy {
     type Sums: Copy;
     /// Sixteen pairs of integers of sixteen bits.
     type Pairs: Copy;
-    /// Whether the register file holds a 12 x 32 tile of `f32` (else 6 x 16).
+    /// Whether there are 32 registers of sixteen lanes (else eight).
     const WIDE: bool;
+    /// What they hold.
+    const TILES: Tiles = Tiles::of(Self::WIDE);
 
     /// Runs `kernel` compiled for this instruction set.
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
@@ -182,25 +184,46 @@ impl Level {
         }
     }
 
-    /// Whether the register file holds a 12 x 32 tile, as [`Simd::WIDE`].
-    pub fn is_wide(self) -> bool {
+    /// Those that kernels use, as [`Simd::TILES`].
+    pub fn tiles(self) -> Tiles {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni(_) | Self::Avx512(_) => Avx512::<false>::WIDE,
+            Self::Avx512Vnni(_) | Self::Avx512(_) => Avx512::<false>::TILES,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(_) => Avx2::WIDE,
-            Self::Portable(_) => Portable::WIDE,
+            Self::Avx2(_) => Avx2::TILES,
+            Self::Portable(_) => Portable::TILES,
+        }
+    }
+}
+
+/// Rows of the tiles of `f32` that the registers hold, by what is beside them. Larger ones are not compiled.
+#[derive(Debug, Clone, Copy)]
+pub struct Tiles {
+    /// Of any tile.
+    pub most: usize,
+    /// By two vectors of columns: one panel.
+    pub whole: usize,
+    /// By four: two panels, which hide the latency of so few sums.
+    pub paired: usize,
+}
+
+impl Tiles {
+    const fn of(wide: bool) -> Self {
+        if wide {
+            Self { most: 12, whole: 12, paired: 3 }
+        } else {
+            Self { most: 6, whole: 3, paired: 1 }
         }
     }
 
-    /// Rows of the largest tile.
-    pub fn tile_rows(self) -> usize {
-        if self.is_wide() { 12 } else { 6 }
-    }
-
-    /// Rows up to which the registers hold two panels, which hides the latency of so few sums.
-    pub fn paired_rows(self) -> usize {
-        if self.is_wide() { 3 } else { 1 }
+    /// Whether products use a tile of so many rows by so many vectors of columns.
+    pub(crate) const fn have(self, rows: usize, vectors: usize) -> bool {
+        match vectors {
+            1 => self.whole < rows && rows <= self.most,
+            2 => rows <= self.whole,
+            4 => rows <= self.paired,
+            _ => false,
+        }
     }
 }
 

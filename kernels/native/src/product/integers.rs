@@ -62,7 +62,7 @@ pub(crate) fn block_of(
 ) {
     let (rows, k) = (x.rows.len(), weight.k);
     let (pairs, groups) = (k.div_ceil(2), k.div_ceil(GROUP));
-    let most = level.tile_rows();
+    let most = level.tiles().most;
     integers.pack(level, x, k, most);
     // One stream of weights: it comes at nearly the rate of a plain read, two side by side at three quarters of it.
     for panel in 0..edge.n.div_ceil(PANEL) {
@@ -166,7 +166,7 @@ impl Tile for Cell<'_, '_> {
         let Self { level, row, w, scale, .. } = *self;
         let (a, a_scale) = (self.a.as_chunks::<M>().0, self.a_scale.as_chunks::<M>().0);
         let column = self.panel * PANEL;
-        if level.is_wide() || M <= 3 {
+        if M <= level.tiles().whole {
             let (w, scale) = ([w, &w[1..]], [scale, &scale[1..]]);
             let sums = level.run_integers(Sums { a, a_scale, w, scale });
             self.edge.put_all(row, column, &sums);
@@ -192,6 +192,9 @@ impl<const M: usize, const N: usize> Kernel for Sums<'_, M, N> {
     type Output = [[[f32; LANES]; N]; M];
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
+        if const { !S::TILES.have(M, N) } {
+            unreachable!("no tile of {M} rows by {N} vectors"); // so it is not compiled
+        }
         let mut total = [[s.splat(0.0); N]; M];
         for (g, (a, a_scale)) in self.a.chunks(GROUP / 2).zip(self.a_scale).enumerate() {
             let mut w = self.w;
