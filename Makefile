@@ -165,7 +165,7 @@ soak: setup ## minutes of load with churn; memory, descriptors, tasks and bookin
 miri: tools ## copies of shared memory, the block index and stop strings in Miri (nightly Rust, 5 to 10 minutes)
 	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { \
 		echo "make: Miri is needed and was not found; install it: rustup toolchain install nightly --component miri,rust-src" >&2; exit 1; }
-	@MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO_ALONE) +nightly miri test --quiet --locked \
+	@MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 CARGO_PROFILE_TEST_DEBUG_ASSERTIONS=true $(CARGO_ALONE) +nightly miri test --quiet --locked \
 		--package headrace-router --lib --test shared_memory -- core::index prompt::stop shared_memory
 
 .PHONY: lint

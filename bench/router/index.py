@@ -6,7 +6,7 @@ must agree on the answers. A worker stores a conversation in runs of 1 to 64 blo
 them; `whole` is the same with one event for each conversation, the peer's best case, since its tree keeps the blocks of
 one event in one node. Build first:
 
-    make setup && cargo build --release -p headrace-bench
+    make setup RUST_PROFILE=release && cargo build --release -p headrace-bench
     .venv/bin/pip install ai-dynamo-runtime    # optional: without it the peer is left out, and the result says so
     .venv/bin/python -m bench.router.index --out bench/results/index.json
 """

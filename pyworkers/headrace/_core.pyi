@@ -68,7 +68,7 @@ HASH_SCHEME: Final = "blake3-chain-v2"
 """Name of the block hash, for `Fingerprints.hash_scheme`."""
 
 OPT_LEVEL: Final[str]
-"""How the compiler optimised this module: "3" as it is shipped, "1" as `make setup` builds it."""
+"""How the compiler optimised this module: "3" as it is shipped, "0" as `make setup` builds it."""
 
 def hash_blocks(
     tokens: bytes,

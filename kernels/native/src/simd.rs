@@ -196,7 +196,7 @@ impl Level {
     }
 }
 
-/// Rows of the tiles of `f32` that the registers hold, by what is beside them. Larger ones are not compiled.
+/// Rows of the tiles of sums that the registers hold, by what is beside them. Larger ones are not compiled.
 #[derive(Debug, Clone, Copy)]
 pub struct Tiles {
     /// Of any tile.

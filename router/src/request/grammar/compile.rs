@@ -16,9 +16,13 @@ use crate::core::frame::{Grammar, GrammarKind, MAX_GRAMMAR_BYTES};
 /// Brackets within brackets of a regular expression or a Lark grammar. A guess; JSON has its own bound.
 const MAX_NESTING: usize = 64;
 
-/// `llguidance` walks rules within rules by recursion: all that fit into the longest source fit onto this stack, which takes
-/// memory only where it is used.
-pub(super) const STACK_BYTES: usize = 128 << 20;
+/// Of a Lark grammar, rules and brackets together. A guess: a source of the greatest length has that many where a third of
+/// it is neither.
+pub(super) const MAX_LEVELS: usize = 10_000;
+
+/// `llguidance` walks rules within rules, and brackets in them, by recursion: as many as there may be fit onto this stack, of a
+/// build without optimisations, too. It takes memory only where it is used.
+pub(super) const STACK_BYTES: usize = 256 << 20;
 
 /// Longest message of a failure: part of the source stands in some of them.
 const MAX_MESSAGE_CHARS: usize = 300;
@@ -101,6 +105,7 @@ pub(super) fn compile(tokens: &GrammarTokens, grammar: &Grammar) -> Result<Compi
         }
         GrammarKind::Lark => {
             check_nesting(source)?;
+            check_levels(source)?;
             TopLevelGrammar::from_lark(source.to_string())
         }
     };
@@ -166,6 +171,16 @@ fn with_options(mut schema: Value) -> Value {
     };
     schema.insert("x-guidance".to_owned(), json!({ "whitespace_pattern": WHITESPACE }));
     Value::Object(schema)
+}
+
+/// A path through a grammar enters each rule and each bracket once at most.
+fn check_levels(source: &str) -> Result<(), GrammarError> {
+    let levels = source.bytes().filter(|byte| b":([{".contains(byte)).count();
+    if levels > MAX_LEVELS {
+        let text = format!("it has {levels} rules and brackets, the limit is {MAX_LEVELS}");
+        return Err(GrammarError(text));
+    }
+    Ok(())
 }
 
 fn check_nesting(source: &str) -> Result<(), GrammarError> {

@@ -139,6 +139,28 @@ mod tests {
         }
     }
 
+    /// As deep as it looks, on a stack that is half of what a thread of the router has.
+    #[test]
+    fn the_deepest_look_takes_little_of_a_stack() {
+        let step = |n: usize, inner: fn(Value) -> Value| {
+            inner(json!({"$ref": format!("#/$defs/{}", n + 1)}))
+        };
+        let ways: [fn(Value) -> Value; 4] = [
+            |one| one,
+            |one| json!({"allOf": [one]}),
+            |one| json!({"anyOf": [one]}),
+            |one| json!({"type": "object", "properties": {"a": one}, "required": ["a"]}),
+        ];
+        for way in ways {
+            let defs: serde_json::Map<_, _> =
+                (0..2 * MAX_DEPTH).map(|n| (n.to_string(), step(n, way))).collect();
+            let schema = json!({"$ref": "#/$defs/0", "$defs": defs});
+            let thread = std::thread::Builder::new().stack_size(1 << 20);
+            let found = thread.spawn(move || endless(&schema)).unwrap().join().unwrap();
+            assert_eq!(found, None, "what is deeper is taken to have an end");
+        }
+    }
+
     #[test]
     fn many_ways_round_are_bounded() {
         let all: Vec<Value> = (0..40).map(|_| json!({"$ref": "#/$defs/b"})).collect();

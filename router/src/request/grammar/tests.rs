@@ -3,8 +3,9 @@ mod markers;
 
 use std::sync::Arc;
 
+use super::compile::MAX_LEVELS;
 use super::*;
-use crate::core::frame::{Grammar, GrammarKind};
+use crate::core::frame::{Grammar, GrammarKind, MAX_GRAMMAR_BYTES};
 
 const WORDS: usize = 9; // of the mask of 257 tokens
 const END: u32 = 256;
@@ -141,6 +142,62 @@ fn brackets_are_bounded_by_how_deep_they_are_nested_and_not_by_how_many() {
     for grammar in [regex(&nested(65)), lark(nested(65).replace('a', "\"a\""))] {
         let refused = check_grammar(&grammar).expect_err("it is too deep");
         assert_eq!(refused.to_string(), "its brackets are nested deeper than 64 levels");
+    }
+}
+
+/// Rules or tokens, each of which is the next one within so many brackets: as many levels as a grammar may have.
+fn deepest_lark(brackets: usize, first: u8) -> String {
+    let letter = |n: usize| char::from(first + u8::try_from(n % 26).expect("a letter"));
+    let name = |n: usize| String::from_iter([n / 676, n / 26, n].map(letter));
+    let (open, close) = ("(".repeat(brackets), ")".repeat(brackets));
+    let mut source = format!("start:{}\n", name(0));
+    let rules = (MAX_LEVELS - 2) / (brackets + 1);
+    let room = MAX_GRAMMAR_BYTES - 100;
+    let mut n = 0;
+    while n < rules && source.len() < room {
+        source += &format!("{}:{open}{}{close}\n", name(n), name(n + 1));
+        n += 1;
+    }
+    source + &format!("{}:\"x\"\n", name(n))
+}
+
+#[test]
+fn the_deepest_rules_and_tokens_fit_onto_the_stack() {
+    for brackets in [0, 1, 8, 22] {
+        for first in *b"aA" {
+            let source = deepest_lark(brackets, first).into();
+            let grammar = Grammar { kind: GrammarKind::Lark, source };
+            assert_eq!(check_grammar(&grammar), Ok(()), "{brackets} {first}");
+        }
+    }
+}
+
+#[test]
+fn rules_and_brackets_are_bounded_together() {
+    let with = |levels: usize| Grammar {
+        kind: GrammarKind::Lark,
+        source: format!("start:{}\"x\"", "(\"y\")".repeat(levels - 1)).into(),
+    };
+    let told = |levels| check_grammar(&with(levels)).err().map(|error| error.to_string());
+    let limit = "it has 10001 rules and brackets, the limit is 10000";
+    assert_eq!(told(MAX_LEVELS + 1).as_deref(), Some(limit));
+    assert_eq!(told(MAX_LEVELS), None);
+}
+
+#[test]
+fn the_deepest_schemas_fit_onto_the_stack() {
+    for levels in [0, 1, 10] {
+        let mut source = String::from(r##"{"$ref":"#/$defs/0","$defs":{"##);
+        let (open, close) = (r#"{"items":"#.repeat(levels), "}".repeat(levels));
+        let room = MAX_GRAMMAR_BYTES - 40 - levels * 10;
+        let mut n = 0;
+        while source.len() < room {
+            source += &format!(r##""{n}":{open}{{"$ref":"#/$defs/{}"}}{close},"##, n + 1);
+            n += 1;
+        }
+        source += &format!(r#""{n}":{{}}}}}}"#);
+        let grammar = Grammar { kind: GrammarKind::Json, source: source.into() };
+        assert_eq!(check_grammar(&grammar), Ok(()), "{levels}");
     }
 }
 
