@@ -16,8 +16,7 @@ use crate::core::frame::{Grammar, GrammarKind, MAX_GRAMMAR_BYTES};
 /// Brackets within brackets of a regular expression or a Lark grammar. A guess; JSON has its own bound.
 const MAX_NESTING: usize = 64;
 
-/// Of a Lark grammar, rules and brackets together. A guess: a source of the greatest length has that many where a third of
-/// it is neither.
+/// Of a Lark grammar, rules and brackets together. A guess: one in six bytes of the longest source.
 pub(super) const MAX_LEVELS: usize = 10_000;
 
 /// `llguidance` walks rules within rules, and brackets in them, by recursion: as many as there may be fit onto this stack, of a
