@@ -387,6 +387,7 @@ ROUTERS = Row(
                 Query(value("headrace_queue_bytes"), "queue"),
                 Query(value("headrace_responses_stored_bytes"), "stored responses"),
                 Query(value("headrace_prompt_cache_bytes"), "tokenised beginnings"),
+                Query(value("headrace_chain_memo_bytes"), "block hashes of beginnings"),
                 Query(value("headrace_description_bytes"), "descriptions of models"),
             ),
             unit="bytes",

@@ -28,6 +28,7 @@ pub use self::drain::{DrainError, DrainOrder};
 use self::listen::{Listener, accept_workers};
 pub use self::registry::{Registry, ServedModel};
 use crate::config::{Config, WorkerListen};
+use crate::core::blocks::ChainMemo;
 use crate::core::secret::{AuthKey, HashKey};
 use crate::log::traces::TracesError;
 use crate::metrics::Metrics;
@@ -49,6 +50,7 @@ pub(crate) struct Setup {
     hash_key: HashKey,
     tokenize_pool: Arc<TokenizePool>,
     prefix_cache: Arc<PrefixCache>,
+    chain_memo: Arc<ChainMemo>,
     /// Of the links, where they use it.
     tls: Option<Arc<ServerTls>>,
 }
@@ -140,6 +142,7 @@ pub(crate) async fn start(
         hash_key: secret.map_or_else(|| HashKey(random_bytes()), HashKey::derive),
         tokenize_pool: Arc::new(pool.map_err(StartError::Threads)?),
         prefix_cache: PrefixCache::new(config.tokenizer.cache_bytes),
+        chain_memo: ChainMemo::new(config.tokenizer.cache_bytes / 2),
         tls: tls.clone(),
     };
     let registry = Registry::new(setup, metrics, u64::from_le_bytes(random_bytes()));

@@ -257,7 +257,8 @@ pub struct RouterArgs {
         help_heading = "Tokeniser"
     )]
     pub tokenizer_stretch_bytes: usize,
-    /// Bytes of memory for tokenised beginnings of prompts, of all models together. 0 switches the cache off.
+    /// Bytes of memory for tokenised beginnings of prompts, of all models together; half as much again is for the hashes of
+    /// their blocks. 0 switches both caches off.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, help_heading = "Tokeniser")]
     pub tokenizer_cache_bytes: usize,
 

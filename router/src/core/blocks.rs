@@ -17,12 +17,14 @@
 //! Caches name blocks by all 16 bytes; the index by 8, where a collision (n^2 / 2^65) only misjudges an overlap.
 
 mod keyed;
+mod memo;
 
 use std::num::NonZeroUsize;
 
 use crate::core::secret::HashKey;
 
 use keyed::{GROUP, Keyed};
+pub use memo::ChainMemo;
 
 /// Name of this hash in `Fingerprints::hash_scheme`.
 pub const HASH_SCHEME: &str = "blake3-chain-v2";
@@ -64,12 +66,7 @@ pub fn hash_blocks(
 ) -> Vec<BlockHash> {
     let mut chain = Chain::new(key, parent, block_tokens);
     let mut hashes = Vec::with_capacity(tokens.len() / block_tokens);
-    let mut bytes = Vec::new();
-    for group in tokens.chunks(block_tokens.get().saturating_mul(GROUP)) {
-        bytes.clear();
-        bytes.extend(group.iter().flat_map(|token| token.to_le_bytes()));
-        chain.extend(&bytes, &mut hashes);
-    }
+    chain.extend(tokens, &mut hashes);
     hashes
 }
 
@@ -84,8 +81,11 @@ pub fn hash_blocks_le(
 ) -> Vec<BlockHash> {
     let mut chain = Chain::new(key, parent, block_tokens);
     let mut hashes = Vec::with_capacity(tokens.len() / chain.block_bytes);
+    let mut digests = Vec::with_capacity(GROUP);
     for group in tokens.chunks(chain.block_bytes.saturating_mul(GROUP)) {
-        chain.extend(group, &mut hashes);
+        digests.clear();
+        chain.digest_le(group, &mut digests);
+        chain.link(&digests, &mut hashes);
     }
     hashes
 }
@@ -99,6 +99,9 @@ pub fn tokens_le(tokens: &[u32]) -> Vec<u8> {
     }
     bytes
 }
+
+/// The first 16 bytes of a digest, which are all that a chain takes of it.
+type Digest = [u8; 16];
 
 /// A chain that grows by groups of blocks.
 struct Chain {
@@ -118,15 +121,38 @@ impl Chain {
         }
     }
 
-    /// Appends the hashes of the full blocks of `group`, which has at most [`GROUP`].
-    fn extend(&mut self, group: &[u8], hashes: &mut Vec<BlockHash>) {
-        let mut digests = [[0; 32]; GROUP];
-        self.blocks.group(group, self.block_bytes, &mut digests);
+    /// Appends the hashes of the full blocks of `tokens`.
+    fn extend(&mut self, tokens: &[u32], hashes: &mut Vec<BlockHash>) {
+        let mut digests = Vec::with_capacity(4 * tokens.len() / self.block_bytes);
+        self.digest(tokens, &mut digests);
+        self.link(&digests, hashes);
+    }
+
+    /// Appends the digests of the full blocks of `tokens`.
+    fn digest(&self, tokens: &[u32], digests: &mut Vec<Digest>) {
+        let mut bytes = Vec::new();
+        for group in tokens.chunks(self.block_bytes.saturating_mul(GROUP) / 4) {
+            bytes.clear();
+            bytes.extend(group.iter().flat_map(|token| token.to_le_bytes()));
+            self.digest_le(&bytes, digests);
+        }
+    }
+
+    /// Appends the digests of the full blocks of `group`, which has at most [`GROUP`].
+    fn digest_le(&self, group: &[u8], digests: &mut Vec<Digest>) {
+        let mut whole = [[0; 32]; GROUP];
+        self.blocks.group(group, self.block_bytes, &mut whole);
+        let whole = &whole[..group.len() / self.block_bytes];
+        digests.extend(whole.iter().map(|digest| *digest.first_chunk::<16>().expect("of 32")));
+    }
+
+    /// Appends the hashes of the blocks that have these digests.
+    fn link(&mut self, digests: &[Digest], hashes: &mut Vec<BlockHash>) {
         let mut link = [0; 64]; // label, hash before, digest, zeros
         link[..16].copy_from_slice(b"headrace chained");
-        for digest in &digests[..group.len() / self.block_bytes] {
+        for digest in digests {
             link[16..32].copy_from_slice(&self.last.0);
-            link[32..48].copy_from_slice(&digest[..16]);
+            link[32..48].copy_from_slice(digest);
             self.last = BlockHash::cut(&self.links.one(&link, 48));
             hashes.push(self.last);
         }

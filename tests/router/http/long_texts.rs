@@ -38,6 +38,7 @@ async fn metrics_show_what_waits_for_the_tokeniser_and_what_its_cache_holds() {
         "headrace_tokenizer_queue_bytes 0\n",
         "headrace_prompt_cache_bytes 0\n",
         "headrace_prompt_cache_entries 0\n",
+        "headrace_chain_memo_bytes ",
         &format!("headrace_prompt_uncut{{model=\"{MODEL}\"}} 0\n"),
         &format!("headrace_prompt_encoder{{model=\"{MODEL}\",encoder=\"fast\"}} 1\n"),
     ] {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Registry;
-use crate::core::blocks::{BlockHash, hash_blocks};
+use crate::core::blocks::{BlockHash, ChainMemo};
 use crate::core::dispatch::{Refusal, Submitted};
 use crate::core::scheduler::{Placement, PlacementRequest, Scheduler};
 use crate::core::secret::HashKey;
@@ -90,14 +90,15 @@ impl Registry {
         if ids.len() <= HASHED_INLINE {
             return Ok(self.block_keys_now(block_tokens, ids, salt));
         }
-        let (key, ids, salt) = (self.setup.hash_key, Arc::clone(ids), salt.to_vec());
-        let hash = move || block_keys(&key, block_tokens, &ids, &salt);
+        let (key, memo) = (self.setup.hash_key, Arc::clone(&self.setup.chain_memo));
+        let (ids, salt) = (Arc::clone(ids), salt.to_vec());
+        let hash = move || block_keys(&memo, &key, block_tokens, &ids, &salt);
         self.setup.tokenize_pool.run(hash).await
     }
 
     /// The same on this thread, however long it is.
     pub(crate) fn block_keys_now(&self, block_tokens: u32, ids: &[u32], salt: &[u8]) -> Arc<[u64]> {
-        block_keys(&self.setup.hash_key, block_tokens, ids, salt)
+        block_keys(&self.setup.chain_memo, &self.setup.hash_key, block_tokens, ids, salt)
     }
 
     /// Books a place on a worker, at once if one has room and nobody waits.
@@ -200,9 +201,15 @@ impl Registry {
     }
 }
 
-fn block_keys(key: &HashKey, block_tokens: u32, ids: &[u32], salt: &[u8]) -> Arc<[u64]> {
+fn block_keys(
+    memo: &ChainMemo,
+    key: &HashKey,
+    block_tokens: u32,
+    ids: &[u32],
+    salt: &[u8],
+) -> Arc<[u64]> {
     let Some(block_tokens) = NonZeroUsize::new(block_tokens as usize) else { return [].into() };
-    let hashes = hash_blocks(key, BlockHash::root(key, salt), ids, block_tokens);
+    let hashes = memo.hash_blocks(key, BlockHash::root(key, salt), ids, block_tokens);
     hashes.into_iter().map(|hash| hash.key().0).collect()
 }
 

@@ -175,6 +175,11 @@ impl Collector for Registry {
         )?;
         gauge("headrace_prompt_cache_entries", "Tokenised stretches held.", cache.entries())?;
         gauge(
+            "headrace_chain_memo_bytes",
+            "Memory of the chains of block hashes that prompts have in common, of all models.",
+            self.setup.chain_memo.bytes(),
+        )?;
+        gauge(
             "headrace_tokenizer_queue_requests",
             "Prompts that wait to be tokenised.",
             tokenizer.queued(),
