@@ -33,7 +33,9 @@ BLOCK_TOKENS = 16
 TOKENS_A_WORD = 1.86  # of the prompts of `bench load`, with the tokenizer of the default model
 MODEL = "mock"
 PORTS = (20_000, 32_000)  # below those that the system gives to clients
-UNEVEN = 1.3  # the most streams that a process of nginx gets, over the mean; a guess
+UNEVEN = (
+    1.3  # the most streams that one of several processes at a port gets, over the mean; a guess
+)
 LONG_MS = 600_000  # for clients that read nothing: longer than a run
 T = TypeVar("T")
 
@@ -60,9 +62,9 @@ def built(folder: Path, doc: Path) -> Programs:
 
 @dataclass(kw_only=True)
 class Running:
-    """A router with its workers."""
+    """A router, or several that share a load, with workers."""
 
-    address: str
+    addresses: list[str]  # of each router; a client has one of them
     router: list[int] = field(default_factory=list)  # processes
     workers: list[int] = field(default_factory=list)
 
@@ -134,8 +136,12 @@ class System(ABC):
     connections = 2  # of a process for each stream: to a client and to a worker
     own_engine = False  # its workers keep their own time, so times are not compared
 
-    def __init__(self, programs: Programs, environment: Environment | None = None) -> None:
+    def __init__(
+        self, programs: Programs, descriptors: int, environment: Environment | None = None
+    ) -> None:
+        """A process may have so many descriptors."""
         self.programs = programs
+        self.limit = descriptors
         self.program, self.versions = environment or (Path(), {})
 
     @abstractmethod
@@ -151,6 +157,14 @@ class System(ABC):
         """Of the process that needs the most."""
         return case.descriptors(self.connections)
 
+    def uneven_processes(self, case: Case, least: int) -> int:
+        """At least so many, or as many as it takes where one of them gets more connections than another."""
+        return max(least, math.ceil(case.descriptors(self.connections) * UNEVEN / self.limit))
+
+    def uneven_descriptors(self, case: Case, processes: int) -> int:
+        """Of the one of these processes that gets the most connections."""
+        return math.ceil(case.descriptors(self.connections) * UNEVEN / processes)
+
 
 @contextlib.contextmanager
 def running(system: System, case: Case, folder: Path) -> Generator[Running]:
@@ -165,13 +179,15 @@ def running(system: System, case: Case, folder: Path) -> Generator[Running]:
         stack.stop()
 
 
-def http_workers(stack: Stack, programs: Programs, case: Case, *flags: str) -> list[Process]:
+def http_workers(
+    stack: Stack, programs: Programs, case: Case, *flags: str, count: int = WORKERS
+) -> list[Process]:
     """Workers that speak HTTP, at ports of their own."""
     command = [*programs.bench, "http-worker", "--step-ms", str(case.step_ms), *flags]
     command += ["--prefill-us", str(case.prefill_us)]
     if case.shared:
         command += ["--prefixes", str(CACHED_PREFIXES), "--prefix-words", str(case.shared)]
-    return [stack.start(f"worker{i}", command) for i in range(WORKERS)]
+    return [stack.start(f"worker{i}", command) for i in range(count)]
 
 
 def address_of(stack: Stack, worker: Process) -> str:
@@ -179,34 +195,68 @@ def address_of(stack: Stack, worker: Process) -> str:
 
 
 class Direct(System):
-    """No router: the loop of writes that a worker is, with two of them at one port."""
+    """No router: the loop of writes that a worker is. Two of them are at one port, or as many as descriptors take."""
 
     name = "direct"
     connections = 1
 
+    def workers(self, case: Case) -> int:
+        return self.uneven_processes(case, WORKERS)
+
+    def descriptors(self, case: Case) -> int:
+        return self.uneven_descriptors(case, self.workers(case))
+
+    def note(self, case: Case) -> str | None:
+        workers = self.workers(case)
+        return f"{workers} workers" if workers > WORKERS else None
+
     def start(self, stack: Stack, case: Case) -> Running:
         address = f"127.0.0.1:{free_port()}"
-        workers = http_workers(stack, self.programs, case, "--share-port", "--listen", address)
+        flags = ["--share-port", "--listen", address]
+        workers = http_workers(stack, self.programs, case, *flags, count=self.workers(case))
         for worker in workers:
             address_of(stack, worker)
         stack.eventually(lambda: answers(address), "does not answer")
-        return Running(address=address, workers=[worker.popen.pid for worker in workers])
+        return Running(addresses=[address], workers=[worker.popen.pid for worker in workers])
 
 
 class Headrace(System):
-    """This repository's router, with its policy `kv` in all cases."""
+    """This repository's router, with its policy `kv` in all cases.
+
+    Where one process has too few descriptors there are several, each with two workers of its own: a worker without a
+    model dials one router.
+    """
 
     name = "headrace"
     connections = 1
 
+    def routers(self, case: Case) -> int:
+        return case.processes(self.limit)
+
+    def descriptors(self, case: Case) -> int:
+        return case.parts(self.routers(case))[0].descriptors(self.connections)
+
+    def note(self, case: Case) -> str | None:
+        routers = self.routers(case)
+        return f"{routers} routers" if routers > 1 else None
+
     def start(self, stack: Stack, case: Case) -> Running:
-        link = f"unix:{stack.folder}/w.sock"
+        parts = case.parts(self.routers(case))
+        all_running = [self.one_router(stack, part, number) for number, part in enumerate(parts)]
+        return Running(
+            addresses=[address for running in all_running for address in running.addresses],
+            router=[process for running in all_running for process in running.router],
+            workers=[process for running in all_running for process in running.workers],
+        )
+
+    def one_router(self, stack: Stack, case: Case, number: int) -> Running:
+        link = f"unix:{stack.folder}/w{number}.sock"
         most = str(max(16_384, 2 * case.open_streams))
         bounds = ["--max-streams", most, "--max-connections", str(2 * int(most))]
         if case.stalled:
             bounds += ["--stall-timeout-ms", str(LONG_MS)]
         listen = ["--port", "0", "--worker-listen", link, "--log-level", "warn"]
-        router = stack.start("router", [*self.programs.router, *listen, *bounds])
+        router = stack.start(f"router{number}", [*self.programs.router, *listen, *bounds])
         address = stack.said(router, r"http://(\S+) for clients")[1]
         room = ["--sequences", most, "--waiting", most, "--batched-tokens", "65536"]
         pool = ["--block-tokens", str(BLOCK_TOKENS), "--blocks", str(self.blocks(case))]
@@ -217,12 +267,12 @@ class Headrace(System):
             flags += ["--doc", str(self.programs.doc)]
         workers = [
             stack.start(f"worker{i}", [*self.programs.mock, *flags, "--name", f"mock-{i}-"])
-            for i in range(WORKERS)
+            for i in range(number * WORKERS, (number + 1) * WORKERS)
         ]
         stack.eventually(lambda: self.all_there(address), f"does not have {WORKERS} workers")
         stack.eventually(lambda: answers(address), "does not answer")
         processes = [worker.popen.pid for worker in workers]
-        return Running(address=address, router=[router.popen.pid], workers=processes)
+        return Running(addresses=[address], router=[router.popen.pid], workers=processes)
 
     @staticmethod
     def blocks(case: Case) -> int:
@@ -282,19 +332,12 @@ class Nginx(System):
 
     name = "nginx"
 
-    def __init__(
-        self, programs: Programs, environment: Environment | None, descriptors: int
-    ) -> None:
-        super().__init__(programs, environment)
-        self.limit = descriptors
-
     def processes(self, case: Case) -> int:
-        """As many as cores, or as it takes for all streams to find descriptors; some get more of them than others."""
-        needed = math.ceil(case.descriptors(2) * UNEVEN / self.limit)
-        return max(os.cpu_count() or 1, needed)
+        """As many as cores, or as it takes for all streams to find descriptors."""
+        return self.uneven_processes(case, os.cpu_count() or 1)
 
     def descriptors(self, case: Case) -> int:
-        return math.ceil(case.descriptors(2) * UNEVEN / self.processes(case))
+        return self.uneven_descriptors(case, self.processes(case))
 
     def note(self, case: Case) -> str | None:
         return f"{self.processes(case)} processes"
@@ -319,7 +362,7 @@ class Nginx(System):
         address = f"127.0.0.1:{port}"
         stack.eventually(lambda: answers(address), "does not answer")
         processes = [worker.popen.pid for worker in workers]
-        return Running(address=address, router=[router.popen.pid], workers=processes)
+        return Running(addresses=[address], router=[router.popen.pid], workers=processes)
 
 
 class _PythonRouter(System):
@@ -345,7 +388,7 @@ class _PythonRouter(System):
         address = f"127.0.0.1:{port}"
         stack.eventually(lambda: answers(address), "does not answer")
         processes = [worker.popen.pid for worker in workers]
-        return Running(address=address, router=[router.popen.pid], workers=processes)
+        return Running(addresses=[address], router=[router.popen.pid], workers=processes)
 
 
 class Sglang(_PythonRouter):
@@ -412,7 +455,7 @@ class Dynamo(System):
         )
         address = f"127.0.0.1:{port}"
         stack.eventually(lambda: answers(address), "does not answer")
-        return Running(address=address, router=[router.popen.pid], workers=[worker.popen.pid])
+        return Running(addresses=[address], router=[router.popen.pid], workers=[worker.popen.pid])
 
     def model_folder(self, folder: Path) -> Path:
         """The default model's tokenizer and shape, with room for long prompts."""
@@ -438,17 +481,17 @@ def systems(
         environment = environments.get(name)
         match name:
             case "direct":
-                made.append(Direct(programs))
+                made.append(Direct(programs, limit))
             case "headrace":
-                made.append(Headrace(programs))
+                made.append(Headrace(programs, limit))
             case "nginx" if environment is not None:
-                made.append(Nginx(programs, environment, limit))
+                made.append(Nginx(programs, limit, environment))
             case "sglang" if environment is not None:
-                made.append(Sglang(programs, environment))
+                made.append(Sglang(programs, limit, environment))
             case "vllm" if environment is not None:
-                made.append(Vllm(programs, environment))
+                made.append(Vllm(programs, limit, environment))
             case "dynamo" if environment is not None:
-                made.append(Dynamo(programs, environment))
+                made.append(Dynamo(programs, limit, environment))
             case _:
                 pass  # it could not be installed, and the result says so
     return made
