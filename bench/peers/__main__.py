@@ -44,7 +44,9 @@ def arguments(typed: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="of a run without a fixed size")
     parser.add_argument("--seed", type=int, default=1, help="other seeds are other prompts")
     parser.add_argument(
-        "--descriptors", type=int, help="of a process; as many as it may have where left out"
+        "--descriptors",
+        type=int,
+        help="that a process may have, at most; all that this machine allows where left out",
     )
     parser.add_argument("--bin", type=Path, default=RELEASE, help="where cargo has built")
     parser.add_argument("--out", type=Path, help="kept after every round")

@@ -55,8 +55,6 @@ class Case:
 
     def processes(self, limit: int) -> int:
         """That share the streams, with a connection for each, where a process may have so many descriptors."""
-        if self.stalled:
-            return 1  # clients that read nothing are one process
         return math.ceil(self.streams / max(1, limit - OTHER_DESCRIPTORS))
 
     def parts(self, count: int) -> list[Case]:

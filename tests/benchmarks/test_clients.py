@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bench.helpers.clients import LoadFailedError, merged, reports
@@ -47,17 +48,16 @@ def test_one_report_is_what_it_was() -> None:
 
 
 def test_counts_add_up_and_rates_are_over_the_longest_run() -> None:
-    other = report(
-        requests=10, errors=0, errors_by_kind={}, wall_s=4.0, chunks=60, completion_tokens=120
-    )
+    counts = {"requests": 10, "errors": 0, "chunks": 60, "completion_tokens": 120}
+    other = report(**counts, errors_by_kind={}, wall_s=4.0, client_cpu_s=1.2)
     found = merged([report(), other])
     assert (found["requests"], found["errors"], found["chunks"]) == (22, 2, 100)
     assert (found["prompt_tokens"], found["completion_tokens"]) == (200, 200)
     assert found["wall_s"] == 4.0
     assert found["requests_per_s"] == 20 / 4.0
     assert found["tokens_per_s"] == 200 / 4.0
-    assert found["client_cpu_s"] == pytest.approx(0.8)
-    assert found["client_cpu_share"] == pytest.approx(0.8 / 4.0)
+    assert found["client_cpu_s"] == pytest.approx(1.6)
+    assert found["client_cpu_share"] == pytest.approx(1.6 / 4.0)
 
 
 def test_processes_that_all_clients_watch_are_not_counted_twice() -> None:
@@ -103,7 +103,8 @@ def client(out: str, status: int = 0, before: str = "") -> list[str]:
 
 def meet(mine: Path, other: Path) -> str:
     """Waits for another client to run."""
-    return f"import os; open({str(mine)!r}, 'w')\nwhile not os.path.exists({str(other)!r}): pass"
+    wait = f"while not os.path.exists({str(other)!r}): time.sleep(0.01)"
+    return f"import os, time; open({str(mine)!r}, 'w')\n{wait}"
 
 
 def test_clients_run_at_the_same_time(tmp_path: Path) -> None:
@@ -130,7 +131,9 @@ def test_a_load_without_answers_or_a_report_fails(commands: list[list[str]]) -> 
         reports(commands, limit_s=60.0)
 
 
-def test_no_client_outlives_the_time(tmp_path: Path) -> None:
-    never = meet(tmp_path / "mine", tmp_path / "never")
+def test_no_client_outlives_the_time() -> None:
+    slow = client("[1]", before="import time; time.sleep(60)")
+    before = psutil.Process().children()
     with pytest.raises(subprocess.TimeoutExpired):
-        reports([client("[1]", before=never), client("[2]", before=never)], limit_s=0.2)
+        reports([slow, slow], limit_s=0.2)
+    assert psutil.Process().children() == before
