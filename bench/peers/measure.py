@@ -47,7 +47,7 @@ class Run:
 
 def why_not(system: System, case: Case) -> str | None:
     """Why a case cannot run here: a process may have only so many descriptors, and not every root may raise that."""
-    client = case.parts(clients(system, case))[0]
+    client = case.parts(system.clients(case))[0]
     needed = max(system.descriptors(case), client.descriptors(1))
     if needed > system.limit:
         return (
@@ -56,14 +56,9 @@ def why_not(system: System, case: Case) -> str | None:
     return None
 
 
-def clients(system: System, case: Case) -> int:
-    """Processes that it takes to have a connection for each stream."""
-    return case.processes(system.limit)
-
-
 def note(system: System, case: Case) -> str | None:
     """What is particular about a run."""
-    count = clients(system, case)
+    count = system.clients(case)
     parts = [system.note(case), f"{count} clients" if count > 1 else None]
     return ", ".join(part for part in parts if part is not None) or None
 
@@ -77,7 +72,7 @@ def one_run(system: System, case: Case, number: int, setting: Setting) -> Run:
     with tempfile.TemporaryDirectory(prefix="headrace-peers-") as name:
         try:
             with running(system, case, Path(name)) as stack:
-                run.figures = measured(stack, case, clients(system, case), setting)
+                run.figures = measured(stack, case, setting)
         except (ProcessDiedError, LoadFailedError, subprocess.TimeoutExpired) as error:
             run.why_not = str(error)[:600]
     return run
@@ -90,14 +85,14 @@ def load(address: str, flags: Sequence[str], setting: Setting) -> list[str | Pat
 
 
 def loads(
-    stack: Running, case: Case, count: int, setting: Setting, more: Sequence[str]
+    stack: Running, case: Case, setting: Setting, more: Sequence[str]
 ) -> list[list[str | Path]]:
-    """The commands of so many clients, which together are the load of a case. No two send the same prompt."""
+    """The commands of all clients, which together are the load of a case. No two send the same prompt."""
     commands: list[list[str | Path]] = []
-    for number, part in enumerate(case.parts(count)):
+    parts = case.parts(len(stack.addresses))
+    for number, (address, part) in enumerate(zip(stack.addresses, parts, strict=True)):
         first = ["--first", str(number * REQUESTS_OF_A_CLIENT)] if number else []
-        flags = [*part.flags(setting.seconds), *sources(case.streams), *first, *more]
-        address = stack.addresses[number % len(stack.addresses)]
+        flags = [*part.flags(setting.seconds), *sources(part.streams), *first, *more]
         commands.append(load(address, flags, setting))
     return commands
 
@@ -110,7 +105,7 @@ def sources(streams: int) -> list[str]:
     return [flag for i in range(addresses) for flag in ("--source", f"127.0.0.{i + 1}")]
 
 
-def measured(stack: Running, case: Case, count: int, setting: Setting) -> Figures:
+def measured(stack: Running, case: Case, setting: Setting) -> Figures:
     """Warm up, and run the load."""
     shared = ["--shared-prefix", str(case.shared), "--prefixes", str(PREFIXES)]
     # three of each shared beginning on average, so that caches have what they can
@@ -120,7 +115,7 @@ def measured(stack: Running, case: Case, count: int, setting: Setting) -> Figure
         reports([load(address, [*warm, *one_token], setting)], RUN_LIMIT_S)
     idle_mib = resident_mib(stack.router or stack.workers)
     if not case.stalled:
-        return under_load(stack, case, count, setting, idle_mib)
+        return under_load(stack, case, setting, idle_mib)
     command = [*setting.bench, "stalled", "--target", stack.addresses[0], "--model", MODEL]
     command += ["--streams", str(case.stalled), "--max-tokens", str(STALLED_TOKENS)]
     command += sources(case.stalled)
@@ -129,7 +124,7 @@ def measured(stack: Running, case: Case, count: int, setting: Setting) -> Figure
         assert stalled.stdout is not None
         stalled.stdout.readline()  # as many have begun as will
         settled = wait_until_quiet([*stack.router, *stack.workers], SETTLE_LIMIT_S)
-        figures = under_load(stack, case, count, setting, idle_mib)
+        figures = under_load(stack, case, setting, idle_mib)
         said, _ = stalled.communicate(timeout=RUN_LIMIT_S)
     finally:
         stalled.kill()
@@ -137,19 +132,17 @@ def measured(stack: Running, case: Case, count: int, setting: Setting) -> Figure
     return {**figures, "settled": settled, "stalled": json.loads(said)}
 
 
-def under_load(
-    stack: Running, case: Case, count: int, setting: Setting, idle_mib: float
-) -> Figures:
-    """The load of a case from so many clients, with what the processes used for it."""
+def under_load(stack: Running, case: Case, setting: Setting, idle_mib: float) -> Figures:
+    """The load of a case, with what the processes used for it."""
     processes = [*stack.router, *stack.workers]
     pids = ["--pids", ",".join(map(str, processes))]
     before = machine_cpu_s() - ours(processes)
     with Watch(stack.router or stack.workers) as watch:
-        report = merged(reports(loads(stack, case, count, setting, pids), RUN_LIMIT_S))
+        report = merged(reports(loads(stack, case, setting, pids), RUN_LIMIT_S))
     other_s = machine_cpu_s() - ours(processes) - before
     split = len(stack.router)
     return figures(case, report, split) | {
-        "clients": count,
+        "clients": len(stack.addresses),
         "rss_idle_mib": idle_mib,
         "rss_peak_mib": watch.peak_mib,
         "rss_kib_a_stream": (watch.peak_mib - idle_mib) * 1024 / case.open_streams,

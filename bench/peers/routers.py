@@ -7,6 +7,7 @@ as it ships, but for what `start` names.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -33,9 +34,7 @@ BLOCK_TOKENS = 16
 TOKENS_A_WORD = 1.86  # of the prompts of `bench load`, with the tokenizer of the default model
 MODEL = "mock"
 PORTS = (20_000, 32_000)  # below those that the system gives to clients
-UNEVEN = (
-    1.3  # the most streams that one of several processes at a port gets, over the mean; a guess
-)
+UNEVEN = 1.3  # the most streams that a process of nginx gets, over the mean; a guess
 LONG_MS = 600_000  # for clients that read nothing: longer than a run
 T = TypeVar("T")
 
@@ -64,7 +63,7 @@ def built(folder: Path, doc: Path) -> Programs:
 class Running:
     """A router, or several that share a load, with workers."""
 
-    addresses: list[str]  # of each router; a client has one of them
+    addresses: list[str]  # one for each client
     router: list[int] = field(default_factory=list)  # processes
     workers: list[int] = field(default_factory=list)
 
@@ -115,6 +114,18 @@ def free_port() -> int:
             return port
 
 
+def free_addresses(count: int) -> list[str]:
+    """With so many ports that nobody listens at."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return [f"127.0.0.1:{port}" for port in ports]
+
+
+def all_answer(addresses: list[str]) -> bool | None:
+    return all(answers(address) for address in addresses) or None
+
+
 def answers(address: str) -> bool | None:
     """Whether a chat gets an answer; `None` where not."""
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello."}]}
@@ -157,13 +168,9 @@ class System(ABC):
         """Of the process that needs the most."""
         return case.descriptors(self.connections)
 
-    def uneven_processes(self, case: Case, least: int) -> int:
-        """At least so many, or as many as it takes where one of them gets more connections than another."""
-        return max(least, math.ceil(case.descriptors(self.connections) * UNEVEN / self.limit))
-
-    def uneven_descriptors(self, case: Case, processes: int) -> int:
-        """Of the one of these processes that gets the most connections."""
-        return math.ceil(case.descriptors(self.connections) * UNEVEN / processes)
+    def clients(self, case: Case) -> int:
+        """Processes that it takes to have a connection for each stream. Each has an address and its ports to itself."""
+        return case.processes(self.limit)
 
 
 @contextlib.contextmanager
@@ -179,15 +186,19 @@ def running(system: System, case: Case, folder: Path) -> Generator[Running]:
         stack.stop()
 
 
-def http_workers(
-    stack: Stack, programs: Programs, case: Case, *flags: str, count: int = WORKERS
-) -> list[Process]:
+def http_workers(stack: Stack, programs: Programs, case: Case) -> list[Process]:
     """Workers that speak HTTP, at ports of their own."""
+    command = http_worker(programs, case)
+    return [stack.start(f"worker{i}", command) for i in range(WORKERS)]
+
+
+def http_worker(programs: Programs, case: Case, *flags: str) -> list[str | Path]:
+    """The command of one of them."""
     command = [*programs.bench, "http-worker", "--step-ms", str(case.step_ms), *flags]
     command += ["--prefill-us", str(case.prefill_us)]
     if case.shared:
         command += ["--prefixes", str(CACHED_PREFIXES), "--prefix-words", str(case.shared)]
-    return [stack.start(f"worker{i}", command) for i in range(count)]
+    return command
 
 
 def address_of(stack: Stack, worker: Process) -> str:
@@ -195,53 +206,54 @@ def address_of(stack: Stack, worker: Process) -> str:
 
 
 class Direct(System):
-    """No router: the loop of writes that a worker is. Two of them are at one port, or as many as descriptors take."""
+    """No router: the loop of writes that a worker is. Two of them are at one port; several clients have one each."""
 
     name = "direct"
     connections = 1
 
     def workers(self, case: Case) -> int:
-        return self.uneven_processes(case, WORKERS)
+        return max(WORKERS, self.clients(case))
 
     def descriptors(self, case: Case) -> int:
-        return self.uneven_descriptors(case, self.workers(case))
+        return case.parts(self.clients(case))[0].descriptors(self.connections)
 
     def note(self, case: Case) -> str | None:
         workers = self.workers(case)
         return f"{workers} workers" if workers > WORKERS else None
 
     def start(self, stack: Stack, case: Case) -> Running:
-        address = f"127.0.0.1:{free_port()}"
-        flags = ["--share-port", "--listen", address]
-        workers = http_workers(stack, self.programs, case, *flags, count=self.workers(case))
+        addresses = free_addresses(self.clients(case))
+        shares = itertools.islice(itertools.cycle(addresses), self.workers(case))
+        workers = [
+            stack.start(
+                f"worker{i}", http_worker(self.programs, case, "--share-port", "--listen", address)
+            )
+            for i, address in enumerate(shares)
+        ]
         for worker in workers:
             address_of(stack, worker)
-        stack.eventually(lambda: answers(address), "does not answer")
-        return Running(addresses=[address], workers=[worker.popen.pid for worker in workers])
+        stack.eventually(lambda: all_answer(addresses), "does not answer")
+        return Running(addresses=addresses, workers=[worker.popen.pid for worker in workers])
 
 
 class Headrace(System):
     """This repository's router, with its policy `kv` in all cases.
 
-    Where one process has too few descriptors there are several, each with two workers of its own: a worker without a
-    model dials one router.
+    Several clients have a router each, with two workers of its own: a worker without a model dials one router.
     """
 
     name = "headrace"
     connections = 1
 
-    def routers(self, case: Case) -> int:
-        return case.processes(self.limit)
-
     def descriptors(self, case: Case) -> int:
-        return case.parts(self.routers(case))[0].descriptors(self.connections)
+        return case.parts(self.clients(case))[0].descriptors(self.connections)
 
     def note(self, case: Case) -> str | None:
-        routers = self.routers(case)
+        routers = self.clients(case)
         return f"{routers} routers" if routers > 1 else None
 
     def start(self, stack: Stack, case: Case) -> Running:
-        parts = case.parts(self.routers(case))
+        parts = case.parts(self.clients(case))
         all_running = [self.one_router(stack, part, number) for number, part in enumerate(parts)]
         return Running(
             addresses=[address for running in all_running for address in running.addresses],
@@ -314,7 +326,7 @@ http {{
         keepalive_requests 1000000000;
     }}
     server {{
-        listen 127.0.0.1:{port} reuseport backlog=32768;
+        {listen}
         location / {{
             proxy_pass http://workers;
             proxy_http_version 1.1;
@@ -333,36 +345,38 @@ class Nginx(System):
     name = "nginx"
 
     def processes(self, case: Case) -> int:
-        """As many as cores, or as it takes for all streams to find descriptors."""
-        return self.uneven_processes(case, os.cpu_count() or 1)
+        """As many as cores, or as it takes for all streams to find descriptors; some get more of them than others."""
+        needed = math.ceil(case.descriptors(2) * UNEVEN / self.limit)
+        return max(os.cpu_count() or 1, needed)
 
     def descriptors(self, case: Case) -> int:
-        return self.uneven_descriptors(case, self.processes(case))
+        return math.ceil(case.descriptors(2) * UNEVEN / self.processes(case))
 
     def note(self, case: Case) -> str | None:
         return f"{self.processes(case)} processes"
 
     def start(self, stack: Stack, case: Case) -> Running:
         workers = http_workers(stack, self.programs, case)
-        addresses = [address_of(stack, worker) for worker in workers]
-        port = free_port()
+        worker_addresses = [address_of(stack, worker) for worker in workers]
+        addresses = free_addresses(self.clients(case))
         config = stack.folder / "nginx.conf"
         config.write_text(
             NGINX.format(
                 processes=self.processes(case),
                 descriptors=self.limit,
                 folder=stack.folder,
-                servers="\n        ".join(f"server {address};" for address in addresses),
-                port=port,
+                servers="\n        ".join(f"server {address};" for address in worker_addresses),
+                listen="\n        ".join(
+                    f"listen {address} reuseport backlog=32768;" for address in addresses
+                ),
                 timeout_s=LONG_MS // 1000,
             )
         )
         log = stack.folder / "nginx-error.log"
         router = stack.start("router", [self.program, "-c", config, "-p", stack.folder, "-e", log])
-        address = f"127.0.0.1:{port}"
-        stack.eventually(lambda: answers(address), "does not answer")
+        stack.eventually(lambda: all_answer(addresses), "does not answer")
         processes = [worker.popen.pid for worker in workers]
-        return Running(addresses=[address], router=[router.popen.pid], workers=processes)
+        return Running(addresses=addresses, router=[router.popen.pid], workers=processes)
 
 
 class _PythonRouter(System):

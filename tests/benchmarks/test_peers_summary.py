@@ -11,8 +11,18 @@ from bench.helpers import page
 from bench.peers import table
 from bench.peers.__main__ import arguments, in_turns
 from bench.peers.cases import CASES, OTHER_DESCRIPTORS, Case, share
-from bench.peers.measure import Setting, clients, figures, loads, note, sources, why_not
-from bench.peers.routers import UNEVEN, Direct, Headrace, Nginx, Programs, Running, Sglang
+from bench.peers.measure import Setting, figures, loads, note, sources, why_not
+from bench.peers.routers import (
+    UNEVEN,
+    WORKERS,
+    Direct,
+    Headrace,
+    Nginx,
+    Programs,
+    Running,
+    Sglang,
+    free_addresses,
+)
 from bench.peers.summary import added, spread, summary
 
 PROGRAMS = Programs(router=[], bench=[], mock=[], doc=None)
@@ -131,15 +141,15 @@ def test_routers_and_clients_are_as_many_as_their_streams_need(
     streams: int, limit: int, processes: int
 ) -> None:
     case = Case(name="C", what="", streams=streams, max_tokens=1)
-    headrace = Headrace(PROGRAMS, limit)
-    assert headrace.routers(case) == clients(headrace, case) == processes
-    assert headrace.descriptors(case) == math.ceil(streams / processes) + OTHER_DESCRIPTORS
-    assert why_not(headrace, case) is None
+    for system in (Headrace(PROGRAMS, limit), Direct(PROGRAMS, limit)):
+        assert system.clients(case) == processes
+        assert system.descriptors(case) == math.ceil(streams / processes) + OTHER_DESCRIPTORS
+        assert why_not(system, case) is None
 
 
 def test_clients_that_read_nothing_are_one_process() -> None:
     few = Headrace(PROGRAMS, 10_050)
-    assert (few.routers(STALLED), clients(few, STALLED)) == (1, 1)
+    assert few.clients(STALLED) == 1
     assert "10,051 descriptors" in (why_not(few, STALLED) or "")
     assert why_not(Headrace(PROGRAMS, 10_051), STALLED) is None
 
@@ -148,8 +158,8 @@ def test_where_one_process_suffices_there_is_one() -> None:
     for case in CASES:
         if case.streams < HERE:
             headrace, direct = Headrace(PROGRAMS, HERE), Direct(PROGRAMS, HERE)
-            assert (headrace.routers(case), direct.workers(case)) == (1, 2), case.name
-            assert clients(headrace, case) == clients(direct, case) == 1
+            assert (headrace.clients(case), direct.clients(case)) == (1, 1), case.name
+            assert direct.workers(case) == WORKERS
             assert note(headrace, case) is note(direct, case) is None
 
 
@@ -157,18 +167,19 @@ def test_what_is_particular_about_thirty_thousand_streams_is_noted() -> None:
     case = PACED[30_000]
     assert note(Headrace(PROGRAMS, HERE), case) == "2 routers, 2 clients"
     assert note(Direct(PROGRAMS, HERE), case) == "2 clients"
-    assert note(Direct(PROGRAMS, 16_000), case) == "3 workers, 2 clients"
+    assert note(Direct(PROGRAMS, 12_000), case) == "3 workers, 3 clients"
     assert note(Nginx(PROGRAMS, HERE), case) == "4 processes, 2 clients"
     for system in (Headrace(PROGRAMS, HERE), Direct(PROGRAMS, HERE), Nginx(PROGRAMS, HERE)):
         assert why_not(system, case) is None, system.name
 
 
-@pytest.mark.parametrize("system", [Direct(PROGRAMS, HERE), Nginx(PROGRAMS, HERE)])
-def test_processes_at_one_port_have_room_for_an_uneven_share(system: Direct | Nginx) -> None:
-    for case in PACED.values():
-        count = system.workers(case) if isinstance(system, Direct) else system.processes(case)
-        mean = case.descriptors(system.connections) / count
-        assert mean * UNEVEN <= system.descriptors(case) <= HERE, case.name
+def test_nginx_gets_as_many_processes_as_its_streams_need() -> None:
+    nginx = Nginx(PROGRAMS, HERE)
+    for streams, least in [(19_500, 3), (30_000, 4)]:
+        case = PACED[streams]
+        assert nginx.processes(case) >= least
+        mean = case.descriptors(2) / nginx.processes(case)
+        assert mean * UNEVEN <= nginx.descriptors(case) <= HERE
 
 
 def test_parts_of_a_load_are_all_of_it() -> None:
@@ -184,8 +195,8 @@ def test_each_client_has_its_router_and_prompts_of_its_own() -> None:
     case = Case(name="C", what="", streams=5, max_tokens=1, requests=7)
     setting = Setting(bench=["bench"], seconds=1.0, seed=1)
 
-    def flags(addresses: list[str], count: int) -> list[tuple[str | None, ...]]:
-        commands = loads(Running(addresses=addresses), case, count, setting, ["--pids", "1,2"])
+    def flags(*addresses: str) -> list[tuple[str | None, ...]]:
+        commands = loads(Running(addresses=[*addresses]), case, setting, ["--pids", "1,2"])
         return [
             tuple(
                 str(command[command.index(flag) + 1]) if flag in command else None
@@ -194,22 +205,28 @@ def test_each_client_has_its_router_and_prompts_of_its_own() -> None:
             for command in commands
         ]
 
-    assert flags(["a"], 1) == [("a", "5", "7", None, "1,2")]
-    first, second = flags(["a", "b"], 2)
-    assert first == ("a", "3", "4", None, "1,2")
-    assert second == ("b", "2", "3", "1000000", "1,2")
-    assert [target for target, *_ in flags(["a"], 2)] == ["a", "a"]
+    assert flags("a") == [("a", "5", "7", None, "1,2")]
+    assert flags("a", "b") == [
+        ("a", "3", "4", None, "1,2"),
+        ("b", "2", "3", "1000000", "1,2"),
+    ]
 
 
-def test_clients_take_turns_with_the_sources_that_all_streams_need() -> None:
+def test_clients_need_ports_for_their_own_streams_alone() -> None:
     setting = Setting(bench=["bench"], seconds=1.0, seed=1)
-    for command in loads(Running(addresses=["a"]), PACED[30_000], 2, setting, []):
-        assert command.count("--source") == 2, "15,000 connections of each address, not 30,000"
+    (one,) = loads(Running(addresses=["a"]), PACED[30_000], setting, [])
+    assert one.count("--source") == 2
+    for command in loads(Running(addresses=["a", "b"]), PACED[30_000], setting, []):
+        assert "--source" not in command, "each has another address to dial"
 
 
 def test_more_connections_than_an_address_has_ports_come_from_several() -> None:
     assert sources(25_000) == []
     assert sources(25_001) == ["--source", "127.0.0.1", "--source", "127.0.0.2"]
+
+
+def test_clients_have_different_addresses() -> None:
+    assert len(set(free_addresses(20))) == 20
 
 
 def test_every_round_begins_with_another_system() -> None:
