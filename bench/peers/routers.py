@@ -34,7 +34,7 @@ BLOCK_TOKENS = 16
 TOKENS_A_WORD = 1.86  # of the prompts of `bench load`, with the tokenizer of the default model
 MODEL = "mock"
 PORTS = (20_000, 32_000)  # below those that the system gives to clients
-UNEVEN = 1.3  # the most streams that a process of nginx gets, over the mean; a guess
+UNEVEN = 1.3  # most connections of a process of nginx or of a worker, over the mean; a guess
 LONG_MS = 600_000  # for clients that read nothing: longer than a run
 T = TypeVar("T")
 
@@ -172,6 +172,10 @@ class System(ABC):
         """Processes that it takes to have a connection for each stream. Each has an address and its ports to itself."""
         return case.processes(self.limit)
 
+    def http_workers(self, case: Case) -> int:
+        """Each has a connection for each of its streams, too, and for some that wait for the next request."""
+        return max(WORKERS, math.ceil(case.descriptors(1) * UNEVEN / self.limit))
+
 
 @contextlib.contextmanager
 def running(system: System, case: Case, folder: Path) -> Generator[Running]:
@@ -186,10 +190,10 @@ def running(system: System, case: Case, folder: Path) -> Generator[Running]:
         stack.stop()
 
 
-def http_workers(stack: Stack, programs: Programs, case: Case) -> list[Process]:
+def http_workers(stack: Stack, system: System, case: Case) -> list[Process]:
     """Workers that speak HTTP, at ports of their own."""
-    command = http_worker(programs, case)
-    return [stack.start(f"worker{i}", command) for i in range(WORKERS)]
+    command = http_worker(system.programs, case)
+    return [stack.start(f"worker{i}", command) for i in range(system.http_workers(case))]
 
 
 def http_worker(programs: Programs, case: Case, *flags: str) -> list[str | Path]:
@@ -353,10 +357,12 @@ class Nginx(System):
         return math.ceil(case.descriptors(2) * UNEVEN / self.processes(case))
 
     def note(self, case: Case) -> str | None:
-        return f"{self.processes(case)} processes"
+        workers = self.http_workers(case)
+        more = f", {workers} workers" if workers > WORKERS else ""
+        return f"{self.processes(case)} processes{more}"
 
     def start(self, stack: Stack, case: Case) -> Running:
-        workers = http_workers(stack, self.programs, case)
+        workers = http_workers(stack, self, case)
         worker_addresses = [address_of(stack, worker) for worker in workers]
         addresses = free_addresses(self.clients(case))
         config = stack.folder / "nginx.conf"
@@ -392,7 +398,7 @@ class _PythonRouter(System):
         return self.policy(case)
 
     def start(self, stack: Stack, case: Case) -> Running:
-        workers = http_workers(stack, self.programs, case)
+        workers = http_workers(stack, self, case)
         urls = [f"http://{address_of(stack, worker)}" for worker in workers]
         port = free_port()
         listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]

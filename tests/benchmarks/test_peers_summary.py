@@ -182,6 +182,14 @@ def test_nginx_gets_as_many_processes_as_its_streams_need() -> None:
         assert mean * UNEVEN <= nginx.descriptors(case) <= HERE
 
 
+def test_workers_behind_nginx_have_descriptors_for_their_streams() -> None:
+    for case in PACED.values():
+        assert Nginx(PROGRAMS, HERE).http_workers(case) == WORKERS, case.name
+    few = Nginx(PROGRAMS, 900)
+    assert few.http_workers(PACED[2_048]) == 4, "of three each had too few"
+    assert note(few, PACED[2_048]) == "7 processes, 4 workers, 3 clients"
+
+
 def test_parts_of_a_load_are_all_of_it() -> None:
     assert share(10, 3) == [4, 3, 3]
     case = Case(name="C", what="", streams=5, max_tokens=1, requests=7)
