@@ -43,6 +43,11 @@ def arguments(typed: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="of a run without a fixed size")
     parser.add_argument("--seed", type=int, default=1, help="other seeds are other prompts")
+    parser.add_argument(
+        "--descriptors",
+        type=int,
+        help="that a process may have, at most; all that this machine allows where left out",
+    )
     parser.add_argument("--bin", type=Path, default=RELEASE, help="where cargo has built")
     parser.add_argument("--out", type=Path, help="kept after every round")
     parser.add_argument("--dry", action="store_true", help="small, in seconds, nothing installed")
@@ -101,14 +106,12 @@ def in_turns(
 
 def main() -> None:
     args = arguments()
-    limit = raise_descriptor_limit()
+    limit = raise_descriptor_limit(args.descriptors)
     with tempfile.TemporaryDirectory(prefix="headrace-peers-") as name:
         programs = own_programs(args, Path(name))
         found, missing = environments(args.peers)
         all_systems = systems(args.peers, programs, found, limit)
-        setting = Setting(
-            bench=programs.bench, seconds=args.seconds, seed=args.seed, descriptors=limit
-        )
+        setting = Setting(bench=programs.bench, seconds=args.seconds, seed=args.seed)
         runs: list[Run] = []
 
         def result() -> dict[str, Any]:

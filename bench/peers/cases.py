@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 # Connections, listening sockets, logs and the like of a process, beside those of streams.
 OTHER_DESCRIPTORS = 150
 PREFIXES = 64  # beginnings of prompts that are asked for
 CACHED_PREFIXES = 40  # of those, how many a worker has room for
 STALLED_TOKENS = 256
+REQUESTS_OF_A_CLIENT = (
+    1_000_000  # more than it sends in a run: numbers of requests begin so far apart
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,22 @@ class Case:
     def descriptors(self, connections: int) -> int:
         """Of a process that has so many connections for each stream."""
         return connections * self.open_streams + OTHER_DESCRIPTORS
+
+    def processes(self, limit: int) -> int:
+        """That share the streams, with a connection for each, where a process may have so many descriptors."""
+        return math.ceil(self.streams / max(1, limit - OTHER_DESCRIPTORS))
+
+    def parts(self, count: int) -> list[Case]:
+        """The load of each of so many processes; no part is greater than the first."""
+        if count == 1:
+            return [self]
+        shares = zip(share(self.streams, count), share(self.requests, count), strict=True)
+        return [replace(self, streams=streams, requests=requests) for streams, requests in shares]
+
+
+def share(total: int, count: int) -> list[int]:
+    """Parts that differ by one at most, the greater ones first."""
+    return [total // count + (i < total % count) for i in range(count)]
 
 
 def paced(streams: int, waves: int) -> Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import tempfile
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.helpers.clients import LoadFailedError, merged, reports
 from bench.helpers.fleet import ProcessDiedError
-from bench.peers.cases import PREFIXES, STALLED_TOKENS, Case
+from bench.peers.cases import PREFIXES, REQUESTS_OF_A_CLIENT, STALLED_TOKENS, Case
 from bench.peers.processes import Watch, cpu_s, machine_cpu_s, resident_mib, wait_until_quiet
 from bench.peers.routers import MODEL, Running, System, running
 
@@ -29,7 +31,6 @@ class Setting:
     bench: Sequence[str | Path]  # the command of the clients
     seconds: float
     seed: int
-    descriptors: int  # that a process may have
 
 
 @dataclass(kw_only=True)
@@ -44,19 +45,28 @@ class Run:
     figures: Figures = field(default_factory=dict)
 
 
-def why_not(system: System, case: Case, limit: int) -> str | None:
+def why_not(system: System, case: Case) -> str | None:
     """Why a case cannot run here: a process may have only so many descriptors, and not every root may raise that."""
-    clients = max(case.streams, case.stalled)
-    needed = max(system.descriptors(case), case.descriptors(1) if clients else 0)
-    if needed > limit:
-        return f"needs {needed:,} descriptors in one process; here a process may have {limit:,}"
+    client = case.parts(system.clients(case))[0]
+    needed = max(system.descriptors(case), client.descriptors(1))
+    if needed > system.limit:
+        return (
+            f"needs {needed:,} descriptors in one process; here a process may have {system.limit:,}"
+        )
     return None
+
+
+def note(system: System, case: Case) -> str | None:
+    """What is particular about a run."""
+    count = system.clients(case)
+    parts = [system.note(case), f"{count} clients" if count > 1 else None]
+    return ", ".join(part for part in parts if part is not None) or None
 
 
 def one_run(system: System, case: Case, number: int, setting: Setting) -> Run:
     """A run, or why there is none. A router that dies or serves nothing is a result, too."""
-    run = Run(peer=system.name, case=case.name, round=number, note=system.note(case))
-    run.why_not = why_not(system, case, setting.descriptors)
+    run = Run(peer=system.name, case=case.name, round=number, note=note(system, case))
+    run.why_not = why_not(system, case)
     if run.why_not is not None:
         return run
     with tempfile.TemporaryDirectory(prefix="headrace-peers-") as name:
@@ -68,25 +78,30 @@ def one_run(system: System, case: Case, number: int, setting: Setting) -> Run:
     return run
 
 
-class LoadFailedError(Exception):
-    """The client could not run its load: nothing was answered."""
+def load(address: str, flags: Sequence[str], setting: Setting) -> list[str | Path]:
+    """The command of one `bench load`."""
+    command = [*setting.bench, "load", "--json", "-", "--target", address, "--model", MODEL]
+    return [*command, "--seed", str(setting.seed), "--timeout-s", "300", *flags]
 
 
-def load(stack: Running, flags: Sequence[str], setting: Setting) -> Figures:
-    """The report of one `bench load`."""
-    command = [*setting.bench, "load", "--json", "-", "--target", stack.address, "--model", MODEL]
-    command += ["--seed", str(setting.seed), "--timeout-s", "300", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False)
-    if done.returncode != 0:
-        raise LoadFailedError(done.stderr.strip()[-500:])
-    return json.loads(done.stdout)
+def loads(
+    stack: Running, case: Case, setting: Setting, more: Sequence[str]
+) -> list[list[str | Path]]:
+    """The commands of all clients, which together are the load of a case. No two send the same prompt."""
+    commands: list[list[str | Path]] = []
+    parts = case.parts(len(stack.addresses))
+    for number, (address, part) in enumerate(zip(stack.addresses, parts, strict=True)):
+        first = ["--first", str(number * REQUESTS_OF_A_CLIENT)] if number else []
+        flags = [*part.flags(setting.seconds), *sources(part.streams), *first, *more]
+        commands.append(load(address, flags, setting))
+    return commands
 
 
 def sources(streams: int) -> list[str]:
     """Local addresses for so many connections: one has not ports enough for all."""
     if streams <= PORTS_OF_AN_ADDRESS:
         return []
-    addresses = -(-streams // PORTS_OF_AN_ADDRESS)
+    addresses = math.ceil(streams / PORTS_OF_AN_ADDRESS)
     return [flag for i in range(addresses) for flag in ("--source", f"127.0.0.{i + 1}")]
 
 
@@ -96,23 +111,24 @@ def measured(stack: Running, case: Case, setting: Setting) -> Figures:
     # three of each shared beginning on average, so that caches have what they can
     warm = ["-n", str(3 * PREFIXES), *shared] if case.shared else ["-n", "100"]
     one_token = ["--first", "1000000000", "-c", "8", "--max-tokens", "1", "--unary", "--chat"]
-    load(stack, [*warm, *one_token], setting)
+    for address in stack.addresses:
+        reports([load(address, [*warm, *one_token], setting)], RUN_LIMIT_S)
     idle_mib = resident_mib(stack.router or stack.workers)
     if not case.stalled:
         return under_load(stack, case, setting, idle_mib)
-    command = [*setting.bench, "stalled", "--target", stack.address, "--model", MODEL]
+    command = [*setting.bench, "stalled", "--target", stack.addresses[0], "--model", MODEL]
     command += ["--streams", str(case.stalled), "--max-tokens", str(STALLED_TOKENS)]
     command += sources(case.stalled)
-    clients = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stalled = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        assert clients.stdout is not None
-        clients.stdout.readline()  # as many have begun as will
+        assert stalled.stdout is not None
+        stalled.stdout.readline()  # as many have begun as will
         settled = wait_until_quiet([*stack.router, *stack.workers], SETTLE_LIMIT_S)
         figures = under_load(stack, case, setting, idle_mib)
-        said, _ = clients.communicate(timeout=RUN_LIMIT_S)
+        said, _ = stalled.communicate(timeout=RUN_LIMIT_S)
     finally:
-        clients.kill()
-        clients.wait()
+        stalled.kill()
+        stalled.wait()
     return {**figures, "settled": settled, "stalled": json.loads(said)}
 
 
@@ -122,11 +138,11 @@ def under_load(stack: Running, case: Case, setting: Setting, idle_mib: float) ->
     pids = ["--pids", ",".join(map(str, processes))]
     before = machine_cpu_s() - ours(processes)
     with Watch(stack.router or stack.workers) as watch:
-        flags = [*case.flags(setting.seconds), *sources(case.streams)]
-        report = load(stack, [*flags, *pids], setting)
+        report = merged(reports(loads(stack, case, setting, pids), RUN_LIMIT_S))
     other_s = machine_cpu_s() - ours(processes) - before
     split = len(stack.router)
     return figures(case, report, split) | {
+        "clients": len(stack.addresses),
         "rss_idle_mib": idle_mib,
         "rss_peak_mib": watch.peak_mib,
         "rss_kib_a_stream": (watch.peak_mib - idle_mib) * 1024 / case.open_streams,

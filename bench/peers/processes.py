@@ -16,11 +16,12 @@ QUIET_S = 2.0
 QUIET_CORES = 0.1
 
 
-def raise_descriptor_limit() -> int:
-    """As many descriptors as this process may have, for it and its children; how many that is."""
+def raise_descriptor_limit(most: int | None = None) -> int:
+    """As many descriptors as this process may have, `most` at most, for it and its children; how many that is."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+    limit = hard if most is None else min(hard, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    return limit
 
 
 def tree(*roots: int) -> list[int]:

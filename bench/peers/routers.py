@@ -7,6 +7,7 @@ as it ships, but for what `start` names.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -33,7 +34,7 @@ BLOCK_TOKENS = 16
 TOKENS_A_WORD = 1.86  # of the prompts of `bench load`, with the tokenizer of the default model
 MODEL = "mock"
 PORTS = (20_000, 32_000)  # below those that the system gives to clients
-UNEVEN = 1.3  # the most streams that a process of nginx gets, over the mean; a guess
+UNEVEN = 1.3  # most connections of a process of nginx or of a worker, over the mean; a guess
 LONG_MS = 600_000  # for clients that read nothing: longer than a run
 T = TypeVar("T")
 
@@ -60,9 +61,9 @@ def built(folder: Path, doc: Path) -> Programs:
 
 @dataclass(kw_only=True)
 class Running:
-    """A router with its workers."""
+    """A router, or several that share a load, with workers."""
 
-    address: str
+    addresses: list[str]  # one for each client
     router: list[int] = field(default_factory=list)  # processes
     workers: list[int] = field(default_factory=list)
 
@@ -113,6 +114,18 @@ def free_port() -> int:
             return port
 
 
+def free_addresses(count: int) -> list[str]:
+    """With so many ports that nobody listens at."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return [f"127.0.0.1:{port}" for port in ports]
+
+
+def all_answer(addresses: list[str]) -> bool | None:
+    return all(answers(address) for address in addresses) or None
+
+
 def answers(address: str) -> bool | None:
     """Whether a chat gets an answer; `None` where not."""
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello."}]}
@@ -134,8 +147,12 @@ class System(ABC):
     connections = 2  # of a process for each stream: to a client and to a worker
     own_engine = False  # its workers keep their own time, so times are not compared
 
-    def __init__(self, programs: Programs, environment: Environment | None = None) -> None:
+    def __init__(
+        self, programs: Programs, descriptors: int, environment: Environment | None = None
+    ) -> None:
+        """A process may have so many descriptors."""
         self.programs = programs
+        self.limit = descriptors
         self.program, self.versions = environment or (Path(), {})
 
     @abstractmethod
@@ -151,6 +168,14 @@ class System(ABC):
         """Of the process that needs the most."""
         return case.descriptors(self.connections)
 
+    def clients(self, case: Case) -> int:
+        """Processes that it takes to have a connection for each stream. Each has an address and its ports to itself."""
+        return case.processes(self.limit)
+
+    def http_workers(self, case: Case) -> int:
+        """Each has a connection for each of its streams, too, and for some that wait for the next request."""
+        return max(WORKERS, math.ceil(case.descriptors(1) * UNEVEN / self.limit))
+
 
 @contextlib.contextmanager
 def running(system: System, case: Case, folder: Path) -> Generator[Running]:
@@ -165,13 +190,19 @@ def running(system: System, case: Case, folder: Path) -> Generator[Running]:
         stack.stop()
 
 
-def http_workers(stack: Stack, programs: Programs, case: Case, *flags: str) -> list[Process]:
+def http_workers(stack: Stack, system: System, case: Case) -> list[Process]:
     """Workers that speak HTTP, at ports of their own."""
+    command = http_worker(system.programs, case)
+    return [stack.start(f"worker{i}", command) for i in range(system.http_workers(case))]
+
+
+def http_worker(programs: Programs, case: Case, *flags: str) -> list[str | Path]:
+    """The command of one of them."""
     command = [*programs.bench, "http-worker", "--step-ms", str(case.step_ms), *flags]
     command += ["--prefill-us", str(case.prefill_us)]
     if case.shared:
         command += ["--prefixes", str(CACHED_PREFIXES), "--prefix-words", str(case.shared)]
-    return [stack.start(f"worker{i}", command) for i in range(WORKERS)]
+    return command
 
 
 def address_of(stack: Stack, worker: Process) -> str:
@@ -179,34 +210,69 @@ def address_of(stack: Stack, worker: Process) -> str:
 
 
 class Direct(System):
-    """No router: the loop of writes that a worker is, with two of them at one port."""
+    """No router: the loop of writes that a worker is. Two of them are at one port; several clients have one each."""
 
     name = "direct"
     connections = 1
 
+    def workers(self, case: Case) -> int:
+        return max(WORKERS, self.clients(case))
+
+    def descriptors(self, case: Case) -> int:
+        return case.parts(self.clients(case))[0].descriptors(self.connections)
+
+    def note(self, case: Case) -> str | None:
+        workers = self.workers(case)
+        return f"{workers} workers" if workers > WORKERS else None
+
     def start(self, stack: Stack, case: Case) -> Running:
-        address = f"127.0.0.1:{free_port()}"
-        workers = http_workers(stack, self.programs, case, "--share-port", "--listen", address)
+        addresses = free_addresses(self.clients(case))
+        shares = itertools.islice(itertools.cycle(addresses), self.workers(case))
+        workers = [
+            stack.start(
+                f"worker{i}", http_worker(self.programs, case, "--share-port", "--listen", address)
+            )
+            for i, address in enumerate(shares)
+        ]
         for worker in workers:
             address_of(stack, worker)
-        stack.eventually(lambda: answers(address), "does not answer")
-        return Running(address=address, workers=[worker.popen.pid for worker in workers])
+        stack.eventually(lambda: all_answer(addresses), "does not answer")
+        return Running(addresses=addresses, workers=[worker.popen.pid for worker in workers])
 
 
 class Headrace(System):
-    """This repository's router, with its policy `kv` in all cases."""
+    """This repository's router, with its policy `kv` in all cases.
+
+    Several clients have a router each, with two workers of its own: a worker without a model dials one router.
+    """
 
     name = "headrace"
     connections = 1
 
+    def descriptors(self, case: Case) -> int:
+        return case.parts(self.clients(case))[0].descriptors(self.connections)
+
+    def note(self, case: Case) -> str | None:
+        routers = self.clients(case)
+        return f"{routers} routers" if routers > 1 else None
+
     def start(self, stack: Stack, case: Case) -> Running:
-        link = f"unix:{stack.folder}/w.sock"
+        parts = case.parts(self.clients(case))
+        all_running = [self.one_router(stack, part, number) for number, part in enumerate(parts)]
+        return Running(
+            addresses=[address for running in all_running for address in running.addresses],
+            router=[process for running in all_running for process in running.router],
+            workers=[process for running in all_running for process in running.workers],
+        )
+
+    def one_router(self, stack: Stack, case: Case, number: int) -> Running:
+        link = f"unix:{stack.folder}/w{number}.sock"
         most = str(max(16_384, 2 * case.open_streams))
         bounds = ["--max-streams", most, "--max-connections", str(2 * int(most))]
         if case.stalled:
             bounds += ["--stall-timeout-ms", str(LONG_MS)]
         listen = ["--port", "0", "--worker-listen", link, "--log-level", "warn"]
-        router = stack.start("router", [*self.programs.router, *listen, *bounds])
+        router = stack.start(f"router{number}", [*self.programs.router, *listen, *bounds])
         address = stack.said(router, r"http://(\S+) for clients")[1]
         room = ["--sequences", most, "--waiting", most, "--batched-tokens", "65536"]
         pool = ["--block-tokens", str(BLOCK_TOKENS), "--blocks", str(self.blocks(case))]
@@ -217,12 +283,12 @@ class Headrace(System):
             flags += ["--doc", str(self.programs.doc)]
         workers = [
             stack.start(f"worker{i}", [*self.programs.mock, *flags, "--name", f"mock-{i}-"])
-            for i in range(WORKERS)
+            for i in range(number * WORKERS, (number + 1) * WORKERS)
         ]
         stack.eventually(lambda: self.all_there(address), f"does not have {WORKERS} workers")
         stack.eventually(lambda: answers(address), "does not answer")
         processes = [worker.popen.pid for worker in workers]
-        return Running(address=address, router=[router.popen.pid], workers=processes)
+        return Running(addresses=[address], router=[router.popen.pid], workers=processes)
 
     @staticmethod
     def blocks(case: Case) -> int:
@@ -264,7 +330,7 @@ http {{
         keepalive_requests 1000000000;
     }}
     server {{
-        listen 127.0.0.1:{port} reuseport backlog=32768;
+        {listen}
         location / {{
             proxy_pass http://workers;
             proxy_http_version 1.1;
@@ -282,12 +348,6 @@ class Nginx(System):
 
     name = "nginx"
 
-    def __init__(
-        self, programs: Programs, environment: Environment | None, descriptors: int
-    ) -> None:
-        super().__init__(programs, environment)
-        self.limit = descriptors
-
     def processes(self, case: Case) -> int:
         """As many as cores, or as it takes for all streams to find descriptors; some get more of them than others."""
         needed = math.ceil(case.descriptors(2) * UNEVEN / self.limit)
@@ -297,29 +357,32 @@ class Nginx(System):
         return math.ceil(case.descriptors(2) * UNEVEN / self.processes(case))
 
     def note(self, case: Case) -> str | None:
-        return f"{self.processes(case)} processes"
+        workers = self.http_workers(case)
+        more = f", {workers} workers" if workers > WORKERS else ""
+        return f"{self.processes(case)} processes{more}"
 
     def start(self, stack: Stack, case: Case) -> Running:
-        workers = http_workers(stack, self.programs, case)
-        addresses = [address_of(stack, worker) for worker in workers]
-        port = free_port()
+        workers = http_workers(stack, self, case)
+        worker_addresses = [address_of(stack, worker) for worker in workers]
+        addresses = free_addresses(self.clients(case))
         config = stack.folder / "nginx.conf"
         config.write_text(
             NGINX.format(
                 processes=self.processes(case),
                 descriptors=self.limit,
                 folder=stack.folder,
-                servers="\n        ".join(f"server {address};" for address in addresses),
-                port=port,
+                servers="\n        ".join(f"server {address};" for address in worker_addresses),
+                listen="\n        ".join(
+                    f"listen {address} reuseport backlog=32768;" for address in addresses
+                ),
                 timeout_s=LONG_MS // 1000,
             )
         )
         log = stack.folder / "nginx-error.log"
         router = stack.start("router", [self.program, "-c", config, "-p", stack.folder, "-e", log])
-        address = f"127.0.0.1:{port}"
-        stack.eventually(lambda: answers(address), "does not answer")
+        stack.eventually(lambda: all_answer(addresses), "does not answer")
         processes = [worker.popen.pid for worker in workers]
-        return Running(address=address, router=[router.popen.pid], workers=processes)
+        return Running(addresses=addresses, router=[router.popen.pid], workers=processes)
 
 
 class _PythonRouter(System):
@@ -335,7 +398,7 @@ class _PythonRouter(System):
         return self.policy(case)
 
     def start(self, stack: Stack, case: Case) -> Running:
-        workers = http_workers(stack, self.programs, case)
+        workers = http_workers(stack, self, case)
         urls = [f"http://{address_of(stack, worker)}" for worker in workers]
         port = free_port()
         listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
@@ -345,7 +408,7 @@ class _PythonRouter(System):
         address = f"127.0.0.1:{port}"
         stack.eventually(lambda: answers(address), "does not answer")
         processes = [worker.popen.pid for worker in workers]
-        return Running(address=address, router=[router.popen.pid], workers=processes)
+        return Running(addresses=[address], router=[router.popen.pid], workers=processes)
 
 
 class Sglang(_PythonRouter):
@@ -412,7 +475,7 @@ class Dynamo(System):
         )
         address = f"127.0.0.1:{port}"
         stack.eventually(lambda: answers(address), "does not answer")
-        return Running(address=address, router=[router.popen.pid], workers=[worker.popen.pid])
+        return Running(addresses=[address], router=[router.popen.pid], workers=[worker.popen.pid])
 
     def model_folder(self, folder: Path) -> Path:
         """The default model's tokenizer and shape, with room for long prompts."""
@@ -438,17 +501,17 @@ def systems(
         environment = environments.get(name)
         match name:
             case "direct":
-                made.append(Direct(programs))
+                made.append(Direct(programs, limit))
             case "headrace":
-                made.append(Headrace(programs))
+                made.append(Headrace(programs, limit))
             case "nginx" if environment is not None:
-                made.append(Nginx(programs, environment, limit))
+                made.append(Nginx(programs, limit, environment))
             case "sglang" if environment is not None:
-                made.append(Sglang(programs, environment))
+                made.append(Sglang(programs, limit, environment))
             case "vllm" if environment is not None:
-                made.append(Vllm(programs, environment))
+                made.append(Vllm(programs, limit, environment))
             case "dynamo" if environment is not None:
-                made.append(Dynamo(programs, environment))
+                made.append(Dynamo(programs, limit, environment))
             case _:
                 pass  # it could not be installed, and the result says so
     return made

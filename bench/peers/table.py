@@ -104,6 +104,7 @@ TABLES: list[tuple[str, list[Column]]] = [
     ),
     ("512 and 2,048 streams, ms", [*at_pace("C512", "C512"), *at_pace("C2048", "C2048")]),
     ("9,900 and more streams, ms", [*at_pace("C9900", "C9900"), *at_pace("C19500", "C19500")]),
+    ("30,000 streams, ms", at_pace("C30000", "C30000")),
     (
         "E: one client beside 9,900 stalled streams, ms",
         [
@@ -165,6 +166,11 @@ def remarks(result: Row) -> list[str]:
     lines: list[str] = []
     for row in result["summary"]:
         lines += [f"- {NAMES[row['peer']]}, {row['case']}: {why}" for why in row["why_not"] or []]
+        if row["figures"].get("clients", [1])[0] > 1:  # some results do not say it
+            lines.append(
+                f"- {NAMES[row['peer']]}, {row['case']}: {row['note']}. A percentile is the greatest of the "
+                "clients' own; the percentile of all answers is at most that."
+            )
     for peer, why in result["not_installed"].items():
         lines.append(f"- {NAMES[peer]} is missing, since it could not be installed: {why}")
     if any(row["client_is_limit"] for row in result["summary"]):

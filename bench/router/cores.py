@@ -10,10 +10,8 @@ so that they never run where the router does. The router starts as many threads 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.helpers import clients
 from bench.helpers.report import ROOT, rounded, write
 from bench.peers.processes import cpu_s, raise_descriptor_limit
 from bench.router.overhead import Stack, load
@@ -116,18 +115,8 @@ def run(args: argparse.Namespace, doc: Path, folder: Path, what: Load, cores: li
         command += ["--target", running.address, "--duration", f"{args.seconds}s", *what.flags]
         router_before, workers_before = cpu_s(router), cpu_s(workers)
         began = time.monotonic()
-        clients = [
-            subprocess.Popen(
-                [*command, "--seed", str(i + 1)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-            for i in range(len(chosen.clients))
-        ]
-        reports: list[Any] = []
-        for client in clients:
-            out, error = client.communicate(timeout=RUN_LIMIT_S)
-            if client.returncode:
-                raise RuntimeError(error.decode(errors="replace")[-500:])
-            reports.append(json.loads(out))
+        seeds = [str(i + 1) for i in range(len(chosen.clients))]
+        reports = clients.reports([[*command, "--seed", seed] for seed in seeds], RUN_LIMIT_S)
         wall_s = time.monotonic() - began
         router_s, workers_s = cpu_s(router) - router_before, cpu_s(workers) - workers_before
     finally:

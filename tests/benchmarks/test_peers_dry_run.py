@@ -8,14 +8,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from bench.peers.cases import OTHER_DESCRIPTORS
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_dry_run_measures_what_is_here(tmp_path: Path) -> None:
-    out = tmp_path / "peers.json"
+def dry(out: Path, *flags: str) -> tuple[dict[str, Any], str]:
+    """The result and what was printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "bench.peers", "--dry", "--out", str(out)],
+        [sys.executable, "-m", "bench.peers", "--dry", "--out", str(out), *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -23,7 +26,11 @@ def test_the_dry_run_measures_what_is_here(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     assert done.returncode == 0, done.stderr
-    result = json.loads(out.read_text())
+    return json.loads(out.read_text()), done.stdout
+
+
+def test_the_dry_run_measures_what_is_here(tmp_path: Path) -> None:
+    result, printed = dry(tmp_path / "peers.json")
     peers = {"direct", "headrace", *(["nginx"] if shutil.which("nginx") else [])}
     runs = {(run["case"], run["peer"]): run["figures"] for run in result["runs"]}
     assert set(runs) == {(case, peer) for case in "ABDE" for peer in peers}
@@ -37,4 +44,17 @@ def test_the_dry_run_measures_what_is_here(tmp_path: Path) -> None:
         stalled = runs["E", peer]["stalled"]
         assert (stalled["streams"], stalled["begun"], stalled["whole"]) == (3, 3, 3)
     assert result["cases"].keys() == set("ABDE")
-    assert "Headrace" in done.stdout
+    assert "Headrace" in printed
+
+
+def test_streams_that_one_process_has_no_descriptors_for_are_shared_out(tmp_path: Path) -> None:
+    few = str(OTHER_DESCRIPTORS + 2)  # of four streams a process has two
+    result, _ = dry(tmp_path / "peers.json", "--descriptors", few, "--cases", "B")
+    runs = {run["peer"]: run for run in result["runs"]}
+    assert runs["headrace"]["note"] == "2 routers, 2 clients"
+    assert runs["direct"]["note"] == "2 clients"
+    for run in runs.values():
+        figures = run["figures"]
+        assert (figures["clients"], figures["requests"], figures["errors"]) == (2, 12, 0)
+        assert figures["tokens_per_s"] > 0
+        assert figures["ttft_p99_ms"] >= figures["ttft_p50_ms"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,13 +10,26 @@ import pytest
 from bench.helpers import page
 from bench.peers import table
 from bench.peers.__main__ import arguments, in_turns
-from bench.peers.cases import CASES, Case
-from bench.peers.measure import figures, sources, why_not
-from bench.peers.routers import Direct, Headrace, Nginx, Programs, Sglang
+from bench.peers.cases import CASES, OTHER_DESCRIPTORS, Case, share
+from bench.peers.measure import Setting, figures, loads, note, sources, why_not
+from bench.peers.routers import (
+    UNEVEN,
+    WORKERS,
+    Direct,
+    Headrace,
+    Nginx,
+    Programs,
+    Running,
+    Sglang,
+    free_addresses,
+)
 from bench.peers.summary import added, spread, summary
 
 PROGRAMS = Programs(router=[], bench=[], mock=[], doc=None)
 CASE = Case(name="B", what="streams", streams=4, max_tokens=8)
+PACED = {case.streams: case for case in CASES if case.name.startswith("C")}
+STALLED = next(case for case in CASES if case.stalled)
+HERE = 20_000  # descriptors of a process
 
 
 def run(peer: str, number: int, case: str = "B", **figures: Any) -> dict[str, Any]:
@@ -109,21 +123,109 @@ def test_a_summary_has_a_row_for_each_case_and_peer() -> None:
 
 
 def test_a_case_that_needs_more_descriptors_than_a_process_may_have_is_named() -> None:
-    paced = {case.streams: case for case in CASES if case.name.startswith("C")}
-    assert why_not(Sglang(PROGRAMS), paced[9_900], 20_000) is None
-    assert "39,150 descriptors" in (why_not(Sglang(PROGRAMS), paced[19_500], 20_000) or "")
-    assert why_not(Headrace(PROGRAMS), paced[19_500], 20_000) is None
-    assert "30,150 descriptors" in (why_not(Direct(PROGRAMS), paced[30_000], 20_000) or "")
-    stalled = next(case for case in CASES if case.stalled)
-    assert why_not(Sglang(PROGRAMS), stalled, 19_952) is None
-    assert "19,952 descriptors" in (why_not(Sglang(PROGRAMS), stalled, 19_951) or "")
+    sglang = Sglang(PROGRAMS, HERE)
+    assert why_not(sglang, PACED[9_900]) is None
+    assert "39,150 descriptors" in (why_not(sglang, PACED[19_500]) or "")
+    assert "60,150 descriptors" in (why_not(sglang, PACED[30_000]) or "")
+    assert why_not(Sglang(PROGRAMS, 19_952), STALLED) is None
+    assert "19,952 descriptors" in (why_not(Sglang(PROGRAMS, 19_951), STALLED) or "")
+    none_left = why_not(Headrace(PROGRAMS, OTHER_DESCRIPTORS), CASE)
+    assert none_left == "needs 151 descriptors in one process; here a process may have 150"
+
+
+@pytest.mark.parametrize(
+    ("streams", "limit", "processes"),
+    [(19_850, 20_000, 1), (19_851, 20_000, 2), (39_700, 20_000, 2), (39_701, 20_000, 3)],
+)
+def test_routers_and_clients_are_as_many_as_their_streams_need(
+    streams: int, limit: int, processes: int
+) -> None:
+    case = Case(name="C", what="", streams=streams, max_tokens=1)
+    for system in (Headrace(PROGRAMS, limit), Direct(PROGRAMS, limit)):
+        assert system.clients(case) == processes
+        assert system.descriptors(case) == math.ceil(streams / processes) + OTHER_DESCRIPTORS
+        assert why_not(system, case) is None
+
+
+def test_clients_that_read_nothing_are_one_process() -> None:
+    few = Headrace(PROGRAMS, 10_050)
+    assert few.clients(STALLED) == 1
+    assert "10,051 descriptors" in (why_not(few, STALLED) or "")
+    assert why_not(Headrace(PROGRAMS, 10_051), STALLED) is None
+
+
+def test_where_one_process_suffices_there_is_one() -> None:
+    for case in CASES:
+        if case.streams < HERE:
+            headrace, direct = Headrace(PROGRAMS, HERE), Direct(PROGRAMS, HERE)
+            assert (headrace.clients(case), direct.clients(case)) == (1, 1), case.name
+            assert direct.workers(case) == WORKERS
+            assert note(headrace, case) is note(direct, case) is None
+
+
+def test_what_is_particular_about_thirty_thousand_streams_is_noted() -> None:
+    case = PACED[30_000]
+    assert note(Headrace(PROGRAMS, HERE), case) == "2 routers, 2 clients"
+    assert note(Direct(PROGRAMS, HERE), case) == "2 clients"
+    assert note(Direct(PROGRAMS, 12_000), case) == "3 workers, 3 clients"
+    assert note(Nginx(PROGRAMS, HERE), case) == "4 processes, 2 clients"
+    for system in (Headrace(PROGRAMS, HERE), Direct(PROGRAMS, HERE), Nginx(PROGRAMS, HERE)):
+        assert why_not(system, case) is None, system.name
 
 
 def test_nginx_gets_as_many_processes_as_its_streams_need() -> None:
-    nginx = Nginx(PROGRAMS, None, 20_000)
-    large = next(case for case in CASES if case.streams == 19_500)
-    assert nginx.processes(large) >= 3
-    assert nginx.descriptors(large) <= 20_000
+    nginx = Nginx(PROGRAMS, HERE)
+    for streams, least in [(19_500, 3), (30_000, 4)]:
+        case = PACED[streams]
+        assert nginx.processes(case) >= least
+        mean = case.descriptors(2) / nginx.processes(case)
+        assert mean * UNEVEN <= nginx.descriptors(case) <= HERE
+
+
+def test_workers_behind_nginx_have_descriptors_for_their_streams() -> None:
+    for case in PACED.values():
+        assert Nginx(PROGRAMS, HERE).http_workers(case) == WORKERS, case.name
+    few = Nginx(PROGRAMS, 900)
+    assert few.http_workers(PACED[2_048]) == 4, "of three each had too few"
+    assert note(few, PACED[2_048]) == "7 processes, 4 workers, 3 clients"
+
+
+def test_parts_of_a_load_are_all_of_it() -> None:
+    assert share(10, 3) == [4, 3, 3]
+    case = Case(name="C", what="", streams=5, max_tokens=1, requests=7)
+    assert [(part.streams, part.requests) for part in case.parts(2)] == [(3, 4), (2, 3)]
+    assert case.parts(1) == [case]
+    timed = Case(name="A", what="", streams=4, max_tokens=1).parts(2)
+    assert [part.requests for part in timed] == [0, 0], "as many as fit into the time"
+
+
+def test_each_client_has_its_router_and_prompts_of_its_own() -> None:
+    case = Case(name="C", what="", streams=5, max_tokens=1, requests=7)
+    setting = Setting(bench=["bench"], seconds=1.0, seed=1)
+
+    def flags(*addresses: str) -> list[tuple[str | None, ...]]:
+        commands = loads(Running(addresses=[*addresses]), case, setting, ["--pids", "1,2"])
+        return [
+            tuple(
+                str(command[command.index(flag) + 1]) if flag in command else None
+                for flag in ("--target", "-c", "-n", "--first", "--pids")
+            )
+            for command in commands
+        ]
+
+    assert flags("a") == [("a", "5", "7", None, "1,2")]
+    assert flags("a", "b") == [
+        ("a", "3", "4", None, "1,2"),
+        ("b", "2", "3", "1000000", "1,2"),
+    ]
+
+
+def test_clients_need_ports_for_their_own_streams_alone() -> None:
+    setting = Setting(bench=["bench"], seconds=1.0, seed=1)
+    (one,) = loads(Running(addresses=["a"]), PACED[30_000], setting, [])
+    assert one.count("--source") == 2
+    for command in loads(Running(addresses=["a", "b"]), PACED[30_000], setting, []):
+        assert "--source" not in command, "each has another address to dial"
 
 
 def test_more_connections_than_an_address_has_ports_come_from_several() -> None:
@@ -131,8 +233,12 @@ def test_more_connections_than_an_address_has_ports_come_from_several() -> None:
     assert sources(25_001) == ["--source", "127.0.0.1", "--source", "127.0.0.2"]
 
 
+def test_clients_have_different_addresses() -> None:
+    assert len(set(free_addresses(20))) == 20
+
+
 def test_every_round_begins_with_another_system() -> None:
-    systems = [Direct(PROGRAMS), Headrace(PROGRAMS)]
+    systems = [Direct(PROGRAMS, HERE), Headrace(PROGRAMS, HERE)]
     turns = in_turns(list(systems), [CASE], rounds=3)
     names = [(number, system.name) for number, _, system in turns]
     assert [name for _, name in names] == [
@@ -185,6 +291,18 @@ def test_the_tables_show_medians_losses_and_what_is_missing() -> None:
     assert "- dynamo's frontend is missing, since it could not be installed: no such file" in text
     assert "The client used more than 0.8 of a core" in text
     assert "C512" not in text, "nothing of it was measured"
+
+
+def test_the_table_says_where_several_clients_were_needed() -> None:
+    several = run("headrace", 0, clients=2) | {"note": "2 routers, 2 clients"}
+    text = table.table(result([several, run("nginx", 0, clients=1), run("direct", 0)]))
+    assert "- Headrace, B: 2 routers, 2 clients. A percentile is the greatest" in text
+    assert text.count("A percentile is") == 1
+
+
+def test_thirty_thousand_streams_have_a_table() -> None:
+    text = table.table(result([run("headrace", 0, case="C30000", tokens_per_s=5.0)]))
+    assert "C30000: tokens/s" in text
 
 
 def test_the_page_gets_its_tables_between_its_marks() -> None:
