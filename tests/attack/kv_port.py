@@ -18,6 +18,7 @@ from headrace.kv_transfer.peers.messages import KvOpen
 from headrace.kv_transfer.peers.server import TransferServer
 from helpers.kv.peers import BACKENDS, LAYOUT, MEMBERS, Backend, connected, proven
 from helpers.kv.pools import FakeSource, make_pool
+from helpers.kv.pull_keys import PULL_KEY, bound
 
 POOL = make_pool(seed=1)
 MANY_BYTES = 1 << 16  # more than a Welcome has
@@ -80,14 +81,14 @@ async def pull(server: TransferServer, backend: Backend) -> None:
     """One block, by a worker that has no connection yet."""
     client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, backends=[backend])
     try:
-        await client.pull(server.endpoints, offer(server), [(0, 0)], timeout_s=10)
+        await client.pull(server.endpoints, bound(offer(server)), [(0, 0)], timeout_s=10)
     finally:
         await client.close()
 
 
 def offer(server: TransferServer) -> bytes:
     """A ticket for two blocks of the pool."""
-    return server.offer(FakeSource(blocks=(4, 5)), lambda: None)
+    return server.offer(FakeSource(blocks=(4, 5)), PULL_KEY, lambda: None)
 
 
 @contextlib.asynccontextmanager

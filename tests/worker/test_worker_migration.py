@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from headrace.wire.frames import Cancel, Drain, Fetch, KvFrom, Offer, Transferred
+from headrace.wire.frames import Cancel, Drain, Fetch, KvFrom, MigrationOrder, Offer, Transferred
 from helpers.engine.toy import make_submit
+from helpers.kv.pull_keys import PULL_KEY
 from helpers.worker.scene import true_greedy
 from helpers.worker.split import Pair, pair
 
@@ -30,7 +31,7 @@ def fetch(two: Pair, offer: Offer, number: int, **changes: Any) -> Fetch:
     assert two.p.hello is not None
     whole = Fetch(
         request=number,
-        kv_from=KvFrom("p", two.p.hello.transfer, 20_000),
+        kv_from=KvFrom("p", two.p.hello.transfer, 20_000, PULL_KEY),
         ticket=offer.ticket,
         names=offer.names,
         parents=offer.parents,
@@ -40,7 +41,7 @@ def fetch(two: Pair, offer: Offer, number: int, **changes: Any) -> Fetch:
 
 
 async def offered(two: Pair, blocks: int = 100, budget_ms: int = 20_000) -> Offer:
-    two.p.send(Drain(budget_ms, migration=blocks))
+    two.p.send(Drain(budget_ms, MigrationOrder(blocks, PULL_KEY)))
     return await two.p.until_frame(Offer)
 
 

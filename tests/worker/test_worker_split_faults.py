@@ -21,6 +21,7 @@ from headrace.wire.frames import (
     Transferred,
 )
 from helpers.engine.toy import make_submit, pack
+from helpers.kv.pull_keys import PULL_KEY
 from helpers.worker.fake_router import TIMEOUT_S, FakeRouter
 from helpers.worker.scene import joined, running, true_greedy
 from helpers.worker.split import PREFILL, Legs, Pair, pair
@@ -271,7 +272,7 @@ async def test_a_worker_that_moves_no_kv_says_so(tmp_path: Path) -> None:
         talk = await joined(router)
         legs = (
             make_submit(1, [1], lease_ms=1),
-            make_submit(2, [1], kv_from=KvFrom("p", [], 1)),
+            make_submit(2, [1], kv_from=KvFrom("p", [], 1, PULL_KEY)),
         )
         talk.send(*legs, Ticket(3, b""), Continue(3, b""))
         await talk.until(lambda: all(talk.answer(n).failed is not None for n in (1, 2)))
