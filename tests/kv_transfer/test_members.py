@@ -14,6 +14,7 @@ from headrace.kv_transfer.peers.members import (
     PROOF_BYTES,
     Members,
     Transcript,
+    pull_proof,
 )
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -84,3 +85,24 @@ def test_only_the_keys_of_now_count_and_not_too_many_of_them() -> None:
     assert members.answer(about, newest.puller_proofs(about)) is not None
     members.trust([KEY] * 3)
     assert members.puller_proofs(about) == old
+
+
+def test_a_pull_proof_takes_both_keys_and_is_for_one_ticket() -> None:
+    parts = [b"p" * 32, b"m" * 32, b"t" * TICKET_BYTES]
+    proof = pull_proof(*parts)
+    assert pull_proof(*parts) == proof
+    assert len(proof) == PROOF_BYTES
+    for place in range(3):
+        others = [*parts]
+        others[place] = bytes(len(others[place]))
+        assert pull_proof(*others) != proof
+
+
+def test_what_both_ends_share_is_of_one_connection_and_none_of_the_proofs() -> None:
+    members, about = Members([KEY]), transcript()
+    proofs = members.puller_proofs(about)
+    met, again = members.answer(about, proofs), transcript()
+    other = members.answer(again, members.puller_proofs(again))
+    assert met is not None
+    assert other is not None
+    assert len({met.shared, met.proof, other.shared, other.proof, *proofs}) == 5

@@ -223,9 +223,13 @@ def prove_of(about: Transcript, members: Members = MEMBERS, pull_key: bytes = PU
 
 async def greet(stream: Stream, pool: KvPool, backend: Backend, ticket: bytes) -> bytes:
     """A client's handshake, and what the proofs of its pulls are about. What came with the Welcome is thrown away."""
+    return await let_in(stream, pool, backend, await challenged(stream, ticket))
+
+
+async def let_in(stream: Stream, pool: KvPool, backend: Backend, about: Transcript) -> bytes:
+    """The same from the challenge on."""
     import os
 
-    about = await challenged(stream, ticket)
     await stream.send([prove_of(about), KvOpen(layout_text(LAYOUT, pool), [backend])])
     welcome, fds = await stream.receive_with_fds(1 << 16)
     for fd in fds:
