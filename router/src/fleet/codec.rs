@@ -16,10 +16,10 @@ use self::msgpack::{BodyReader, Fault, FaultKind, Item, Read, Wire, put_array_le
 use crate::core::frame::{
     Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Frame,
     Freed, Grammar, GrammarTotals, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load,
-    MAX_FRAME_BYTES, MOST_OTHER_PROMPTS, MigrationOrder, ModelPart, Offer, OtherPrompt, OtherPrompts, OtherVersion,
-    Output, PROTOCOL, Ping, Prove, Ranked, Reasoning, Refuse, Resume, Resync, Sampling, Snapshot,
-    Step, StepCost, StoredRun, Submit, Ticket, TokenLimits, TokenLogprob, TraceContext,
-    Transferred, Welcome,
+    MAX_FRAME_BYTES, MOST_OTHER_PROMPTS, MigrationOrder, ModelPart, Offer, OtherPrompt,
+    OtherPrompts, OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked, Reasoning, Refuse, Resume,
+    Resync, Sampling, Snapshot, Step, StepCost, StoredRun, Submit, Ticket, TokenLimits,
+    TokenLogprob, TraceContext, Transferred, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).

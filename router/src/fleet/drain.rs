@@ -21,9 +21,7 @@ use super::link::{Link, LinkError};
 use super::pool::WorkerPool;
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{
-    self, Cancel, FailureKind, Frame, MigrationOrder, Offer, Transferred,
-};
+use crate::core::frame::{self, Cancel, FailureKind, Frame, MigrationOrder, Offer, Transferred};
 use crate::core::secret::PullKey;
 use crate::process::lock::Lock;
 
@@ -178,8 +176,7 @@ impl Registry {
         let asked = if moves { order.migration } else { 0 };
         let pull_key = PullKey(self.setup.random_bytes());
         let running = link.in_flight();
-        let drain =
-            DrainProgress::new(source, link.id, order.budget, asked, running, pull_key);
+        let drain = DrainProgress::new(source, link.id, order.budget, asked, running, pull_key);
         let drain = Arc::new(drain);
         self.drains.remember(&drain);
         state.pool(link.id).expect("it was found").set_draining(link.id);

@@ -419,15 +419,11 @@ fn kv_from() -> BoxedStrategy<KvFrom> {
 }
 
 fn kv_transfer() -> BoxedStrategy<KvTransfer> {
-    (int32(), pull_key())
-        .prop_map(|(lease_ms, pull_key)| KvTransfer { lease_ms, pull_key })
-        .boxed()
+    (int32(), pull_key()).prop_map(|(lease_ms, pull_key)| KvTransfer { lease_ms, pull_key }).boxed()
 }
 
 fn migration_order() -> BoxedStrategy<MigrationOrder> {
-    (int32(), pull_key())
-        .prop_map(|(blocks, pull_key)| MigrationOrder { blocks, pull_key })
-        .boxed()
+    (int32(), pull_key()).prop_map(|(blocks, pull_key)| MigrationOrder { blocks, pull_key }).boxed()
 }
 
 fn pull_key() -> BoxedStrategy<PullKey> {

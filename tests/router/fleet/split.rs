@@ -128,13 +128,15 @@ async fn both_legs_are_submitted_at_once_and_the_answer_is_one_stream() {
 async fn both_legs_have_a_key_that_no_other_request_has_and_nobody_else_sees() {
     let mut keys = Vec::new();
     for _ in 0..2 {
-        let split = Split::of(job()).await;
+        let wanted = job();
+        let trace = std::sync::Arc::clone(&wanted.request_trace);
+        let split = Split::of(wanted).await;
         let given = split.on_prefill.kv_transfer.unwrap();
         let key = given.pull_key;
         assert_eq!(split.on_decode.kv_from.as_ref().unwrap().pull_key, key);
         let bytes = serde_json::json!(key).to_string();
         let bytes = bytes.trim_matches(['[', ']']);
-        let trace = split.answer.request_trace();
+        assert_eq!(format!("{key:?}"), "PullKey(..)");
         let shown = [
             split.app.fleet.workers().to_string(),
             format!("{:?}", trace.decisions()),
