@@ -12,7 +12,7 @@ import pytest
 
 from headrace.wire.frames import Cancel, Drain, Fetch, KvFrom, MigrationOrder, Offer, Transferred
 from helpers.engine.toy import make_submit
-from helpers.kv.pull_keys import PULL_KEY
+from helpers.kv.pull_keys import OTHER_PULL_KEY, PULL_KEY
 from helpers.worker.scene import true_greedy
 from helpers.worker.split import Pair, pair
 
@@ -140,6 +140,27 @@ async def test_a_fetch_that_is_cancelled_or_has_a_bad_ticket_leaves_nothing(
     two.d.send(fetch(two, offer, 53), fetch(two, offer, 53))  # the second is none
     assert (await fetched(two, 53)).error is None
     two.p.send(Drain(0))
+    await two.prefill.ended()
+    two.decode.check()
+
+
+async def test_an_offer_is_for_those_who_have_its_key(pair_of_workers: Pair) -> None:
+    two = pair_of_workers
+    assert two.p.hello is not None
+    two.p.send(make_submit(1, LONG, max_tokens=1))
+    await two.p.until_freed(1)
+    offer = await offered(two)
+    stranger = KvFrom("p", two.p.hello.transfer, 20_000, OTHER_PULL_KEY)
+    for number in (50, 51):  # the second time others have a connection
+        two.d.send(fetch(two, offer, number, kv_from=stranger))
+        assert (await fetched(two, number)).error == "refused"
+        assert two.d.cache == set()
+        two.d.send(fetch(two, offer, number + 10, offset=[99] * 10))
+        assert (await fetched(two, number + 10)).error == "refused"
+    two.d.send(fetch(two, offer, 70))
+    report = await fetched(two, 70)
+    assert (report.error, report.blocks) == (None, 10)
+    two.p.send(Drain(20_000))
     await two.prefill.ended()
     two.decode.check()
 

@@ -85,7 +85,7 @@ class TransferFailure(StrEnum):
     EXPIRED = "expired"  # the lease was over
     CHECKSUM = "checksum"
     TIMEOUT = "timeout"  # of the pull as a whole
-    REFUSED = "refused"  # unknown or used ticket, another version
+    REFUSED = "refused"  # unknown or used ticket, another pull key, another version
     LAYOUT = "layout"  # the pools differ
     NO_ROOM = (
         "no_room"  # one end has as much under way as it takes; neither way nor source is to blame

@@ -87,7 +87,7 @@ words! {
         Checksum = "checksum",
         /// The pull as a whole was too late.
         Timeout = "timeout",
-        /// The source does not know the ticket, or speaks another version.
+        /// The source does not know the ticket, or not with this pull key, or speaks another version.
         Refused = "refused",
         /// The pools differ.
         Layout = "layout",
