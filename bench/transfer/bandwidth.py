@@ -32,17 +32,20 @@ import numpy as np
 import uvloop
 
 from bench.helpers.report import ROOT, write
+from headrace.kv_transfer.backends.base import BoundTicket
 from headrace.kv_transfer.backends.nixl import find_nixl
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace.kv_transfer.peers.server_link import FRAME_BYTES
+from headrace.wire.frames import PULL_KEY_BYTES
 from headrace_kernels.ops import KvPool, KvRegion
 
 MIB = 1 << 20
 POOL_SHARE = 1.25  # a pool has a quarter more blocks than the largest pull takes
 GROUPS = 4
 LAYOUT = "bench-1"
+PULL_KEY = bytes(PULL_KEY_BYTES)
 MEMBERS = Members([bytes(32)])
 TURNS = {1: 10, 16: 6, 256: 1}  # MiB: in one round, so that each size has about as much time
 BLOCKS = (64 << 10, 1 << 20)  # bytes
@@ -119,7 +122,7 @@ async def source(pool_bytes: int, block_bytes: int, backends: list[str]) -> None
     loop = asyncio.get_running_loop()
     while text := await loop.run_in_executor(None, sys.stdin.readline):
         which, count = map(int, text.split())
-        ticket = servers[which].offer(Computed(blocks[:count]), lambda: None)
+        ticket = servers[which].offer(Computed(blocks[:count]), PULL_KEY, lambda: None)
         print(ticket.hex(), flush=True)
     for server in servers:
         await server.close()
@@ -190,7 +193,9 @@ class Ways:
         endpoint = self.endpoints[self.backends.index(way)]
 
         async def pull() -> None:
-            pulled = await self.client.pull([endpoint], ticket, wanted, timeout_s=60)
+            pulled = await self.client.pull(
+                [endpoint], BoundTicket(ticket, PULL_KEY), wanted, timeout_s=60
+            )
             assert (pulled.backend, pulled.bytes) == (way, size)
 
         return await self.timed(pull)

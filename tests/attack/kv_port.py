@@ -16,8 +16,9 @@ from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
 from headrace.kv_transfer.peers.messages import KvOpen
 from headrace.kv_transfer.peers.server import TransferServer
-from helpers.kv.peers import BACKENDS, LAYOUT, MEMBERS, Backend, connected, proven
+from helpers.kv.peers import BACKENDS, LAYOUT, MEMBERS, Backend, challenged, connected, prove_of
 from helpers.kv.pools import FakeSource, make_pool
+from helpers.kv.pull_keys import OTHER_PULL_KEY, PULL_KEY, bound
 
 POOL = make_pool(seed=1)
 MANY_BYTES = 1 << 16  # more than a Welcome has
@@ -35,19 +36,27 @@ async def no_ticket(programs: Programs, doc: Path, scale: Scale) -> Outcome:
             "a ticket": await descriptors(server, ticket, nobody),
             "a ticket and a foreign proof": await descriptors(server, ticket, elsewhere),
             "a proof": await descriptors(server, guess, MEMBERS),
+            "a proof and a ticket of another": await descriptors(
+                server, ticket, MEMBERS, OTHER_PULL_KEY
+            ),
         }
         worker = await descriptors(server, ticket, MEMBERS)
     told = ", ".join(f"{count} for {what}" for what, count in got.items())
     # a worker gets one, so there is one to get
-    return Outcome(f"descriptors: {told}, {worker} for both", not any(got.values()) and worker > 0)
+    return Outcome(
+        f"descriptors: {told}, {worker} for a proof and a ticket of its own",
+        not any(got.values()) and worker > 0,
+    )
 
 
-async def descriptors(server: TransferServer, ticket: bytes, members: Members) -> int:
+async def descriptors(
+    server: TransferServer, ticket: bytes, members: Members, pull_key: bytes = PULL_KEY
+) -> int:
     """How many come by shared memory before the source hangs up or welcomes whoever shows this."""
     count = 0
     async with connected(server.endpoints, "shm") as stream:
         with contextlib.suppress(LinkBroken):
-            prove = await proven(stream, ticket, members=members)
+            prove = prove_of(await challenged(stream, ticket), members, pull_key)
             await stream.send([prove, KvOpen(layout_text(LAYOUT, POOL), ["shm"])])
             _, fds = await stream.receive_with_fds(MANY_BYTES)
             count = len(fds)
@@ -80,14 +89,14 @@ async def pull(server: TransferServer, backend: Backend) -> None:
     """One block, by a worker that has no connection yet."""
     client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, backends=[backend])
     try:
-        await client.pull(server.endpoints, offer(server), [(0, 0)], timeout_s=10)
+        await client.pull(server.endpoints, bound(offer(server)), [(0, 0)], timeout_s=10)
     finally:
         await client.close()
 
 
 def offer(server: TransferServer) -> bytes:
     """A ticket for two blocks of the pool."""
-    return server.offer(FakeSource(blocks=(4, 5)), lambda: None)
+    return server.offer(FakeSource(blocks=(4, 5)), PULL_KEY, lambda: None)
 
 
 @contextlib.asynccontextmanager

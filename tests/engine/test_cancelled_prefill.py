@@ -11,6 +11,7 @@ from headrace.engine.sequence import Key
 from headrace.wire.frames import KvTransfer
 from helpers.engine.toy import ToyModel, make_submit
 from helpers.engine.toy_engine import engine_on
+from helpers.kv.pull_keys import PULL_KEY
 
 BLOCK, CHUNK, LONG = 16, 256, 32_768
 
@@ -26,7 +27,7 @@ def test_a_short_request_begins_within_two_steps(chunks: int, handed_off: bool) 
     subject = engine()
     long = make_submit(1, [5 + i % 40 for i in range(LONG)], max_tokens=4)
     if handed_off:
-        long = replace(long, kv_transfer=KvTransfer(lease_ms=1_000))
+        long = replace(long, kv_transfer=KvTransfer(lease_ms=1_000, pull_key=PULL_KEY))
     subject.submit(long)
     for _ in range(chunks):
         subject.step()

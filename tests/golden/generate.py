@@ -36,6 +36,7 @@ from headrace.wire.frames import (
     KvReady,
     KvTransfer,
     Load,
+    MigrationOrder,
     ModelPart,
     Offer,
     OtherPrompt,
@@ -71,6 +72,7 @@ from helpers.worker.frames import as_json
 HERE = Path(__file__).parent
 U8, U16, U32, U64 = (2**bits - 1 for bits in (8, 16, 32, 64))
 BYTES_256 = bytes(range(256))
+PULL_KEY = BYTES_256[64:96]
 UNICODE = "žluťoučký 🐎\u0000\u200d\uffff"
 # one below, at and above each change of an integer's width
 INTEGERS = {
@@ -79,7 +81,7 @@ INTEGERS = {
 
 FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v2", 16)
 HELLO = Hello(
-    8, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
+    9, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
     Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)), dtype="bfloat16",
 )  # fmt: skip
 STEP = Step(1, 12.5, 0, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0, 2), [])
@@ -101,7 +103,7 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
             kv_block_bytes=1 << 20,
         ),
         "extreme": Hello(
-            8, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
+            9, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
             Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32, U64, UNICODE), [""], b"",
             StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200, [UNICODE], U32, "fifo",
         ),
@@ -220,8 +222,9 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
                 True, U32, Grammar(GrammarKind.LARK, UNICODE), Reasoning([U32], [0, 127], U32, 1, [5, U32]),
                 TokenLimits([0, U32], [9, 1, U32, 3], [1, 3]),
             ), list(range(120, 137)), U32, U64, -128, UNICODE.encode(),
-            KvFrom("prefill-0", ["tcp:10.0.0.1:9000", ""], U32), Resume(b"\x05\0\0\0", 2**63), KvTransfer(U32),
-            Pooling.MEAN, "r" * 128, TraceContext(f"00-{'f' * 32}-{'f' * 16}-00", "a=" + "~" * 510),
+            KvFrom("prefill-0", ["tcp:10.0.0.1:9000", ""], U32, PULL_KEY), Resume(b"\x05\0\0\0", 2**63),
+            KvTransfer(U32, PULL_KEY), Pooling.MEAN, "r" * 128,
+            TraceContext(f"00-{'f' * 32}-{'f' * 16}-00", "a=" + "~" * 510),
         ),
         "traced": dataclasses.replace(SUBMIT, request_id="req-1", trace=TRACE),
         "traced elsewhere, too": dataclasses.replace(
@@ -235,8 +238,10 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
         "reasoning, longest markers": dataclasses.replace(
             SUBMIT, sampling=Sampling(reasoning=Reasoning(list(range(32)), list(range(32)), 0))
         ),
-        "prefill leg": dataclasses.replace(SUBMIT, kv_transfer=KvTransfer(30_000)),
-        "decode leg": dataclasses.replace(SUBMIT, kv_from=KvFrom("prefill-0", ["shm:1", "tcp:127.0.0.1:9000"], 2000)),
+        "prefill leg": dataclasses.replace(SUBMIT, kv_transfer=KvTransfer(30_000, PULL_KEY)),
+        "decode leg": dataclasses.replace(
+            SUBMIT, kv_from=KvFrom("prefill-0", ["shm:1", "tcp:127.0.0.1:9000"], 2000, PULL_KEY)
+        ),
         **{
             f"pooling {pooling}": dataclasses.replace(SUBMIT, max_tokens=0, pooling=pooling)
             for pooling in Pooling
@@ -245,7 +250,11 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
     },
     "describe": {"usual": Describe("t-02/c-03")},
     "cancel": {"usual": Cancel(7), "extreme": Cancel(U64)},
-    "drain": {"usual": Drain(30_000), "extreme": Drain(0, U32), "with a migration": Drain(U64, 4096)},
+    "drain": {
+        "usual": Drain(30_000),
+        "extreme": Drain(0, MigrationOrder(U32, PULL_KEY)),
+        "with a migration": Drain(U64, MigrationOrder(4096, PULL_KEY)),
+    },
     "ping": {name: Ping(n) for name, n in INTEGERS.items()},
     "resync": {"usual": Resync("block events 7 after 5"), "text": Resync(UNICODE)},
     "ticket": {"usual": Ticket(8, b"ticket"), "longest": Ticket(U64, BYTES_256), "empty": Ticket(0, b"")},
@@ -256,9 +265,10 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
     },
     "fetch": {
         "usual": Fetch(
-            9, KvFrom("decode-0", ["tcp:127.0.0.1:9000"], 5000), b"ticket", BYTES_256[:32], [-1, 0], [0, 7]
+            9, KvFrom("decode-0", ["tcp:127.0.0.1:9000"], 5000, PULL_KEY), b"ticket", BYTES_256[:32], [-1, 0],
+            [0, 7],
         ),
-        "nothing": Fetch(U64, KvFrom("", [], 0), b"", b"", [], []),
+        "nothing": Fetch(U64, KvFrom("", [], 0, PULL_KEY), b"", b"", [], []),
     },
     "refuse": {
         "text": Refuse(RefuseReason.NAME_TAKEN, UNICODE, U32, "", UNICODE, "", "é" * 16),
@@ -290,6 +300,7 @@ def invalid() -> list[dict[str, str]]:
     refuse = codec.encode(FROM_ROUTER["refuse"]["circuit"])
     for_good = codec.encode(FROM_ROUTER["refuse"]["secret"])
 
+    key = b"\xc4\x20" + PULL_KEY
     kv_from = fetch[3 : fetch.index(b"\xc4\x06ticket")]
     grouped = codec.encode(FROM_WORKER["hello"]["in a group, with every way to pull"])
     group = b"\x95\xa4ep-0\x03\x08\xcf\0\0\x01\xa0\xc4\x50\x6c\x7b\xa3shm"
@@ -363,6 +374,7 @@ def invalid() -> list[dict[str, str]]:
         ("a hello of version 2", b"\x9f\x01\x02" + b"\xa1x" * 13, "version", ""),
         ("a hello of version 3", b"\x9f\x01\x03" + b"\xa1x" * 13, "version", ""),
         ("a hello of version 4", b"\xdc\x00\x10\x01\x04" + b"\xa1x" * 14, "version", ""),
+        ("a hello of version 8", b"\xdc\x00\x12\x01\x08" + b"\xa1x" * 16, "version", ""),
         ("a hello of a later version", b"\x93\x01\xcd\xff\xff\x90", "version", ""),
         ("a hello without a version", b"\x91\x01", "malformed", "hello"),
         ("a version in words", b"\xdc\x00\x12\x01\xa12" + b"\xa1x" * 16, "malformed", "hello.protocol"),
@@ -375,7 +387,7 @@ def invalid() -> list[dict[str, str]]:
         ("a version below zero", b"\xdc\x00\x12\x01\xff" + b"\xa1x" * 16, "malformed", "hello.protocol"),
         (
             "a hello without its queue's rule",
-            swap(hello, b"\xdc\x00\x12\x01\x08", b"\xdc\x00\x11\x01\x08")[:-7],
+            swap(hello, b"\xdc\x00\x12\x01\x09", b"\xdc\x00\x11\x01\x09")[:-7],
             "malformed",
             "hello",
         ),
@@ -526,11 +538,37 @@ def invalid() -> list[dict[str, str]]:
         ("offer with hits too many", offer(hits=b"\x93\x01\x02\x03"), "malformed", "offer.hits"),
         ("offer with a long ticket", offer(ticket=b"\xc5\x01\x01" + bytes(257)), "malformed", "offer.ticket"),
         ("fetch without offsets", swap(fetch, b"\x92\x00\x07", b"\x90"), "malformed", "fetch.offset"),
-        ("fetch of a name and a byte", swap(fetch, b"\xc4\x20", b"\xc4\x21\x00"), "malformed", "fetch.names"),
+        ("fetch of a name and a byte", swap(fetch, b"\xc4\x20\x00", b"\xc4\x21\x00\x00"), "malformed", "fetch.names"),
         ("fetch from nobody", swap(fetch, kv_from, b"\xc0"), "malformed", "fetch.kv_from"),
         ("KV transfer by number", submit[:-4] + b"\x05\xc0\xa0\xc0", "malformed", "submit.kv_transfer"),
         ("KV transfer without its lease", submit[:-4] + b"\x90\xc0\xa0\xc0", "malformed", "submit.kv_transfer"),
-        ("drain of the version before", b"\x92\x25\x05", "malformed", "drain"),
+        ("drain of version 1", b"\x92\x25\x05", "malformed", "drain"),
+        ("drain of version 8", b"\x93\x25\x05\x64", "malformed", "drain.migration"),
+        *(
+            (f"{which} {what}", swap(body, key, wrong), "malformed", f"{at}.pull_key")
+            for which, body, at in (
+                ("KV transfer", codec.encode(FROM_ROUTER["submit"]["prefill leg"]), "submit.kv_transfer"),
+                ("KV", codec.encode(FROM_ROUTER["submit"]["decode leg"]), "submit.kv_from"),
+                ("fetch", fetch, "fetch.kv_from"),
+                ("drain", codec.encode(FROM_ROUTER["drain"]["with a migration"]), "drain.migration"),
+            )
+            for what, wrong in {
+                "by no key": b"\xc4\x00",
+                "by a key of 31 bytes": b"\xc4\x1f" + PULL_KEY[1:],
+                "by a key of 33 bytes": b"\xc4\x21\x00" + PULL_KEY,
+                "by a key in letters": b"\xd9\x20" + PULL_KEY,
+                "by a key of nothing": b"\xc0",
+                "by a key in numbers": b"\x91\x05",
+            }.items()
+        ),
+        ("KV transfer without its key", submit[:-4] + b"\x91\x05\xc0\xa0\xc0", "malformed", "submit.kv_transfer"),
+        (
+            "fetch without its key",
+            swap(fetch, kv_from, b"\x93" + kv_from[1 : -len(key)]),
+            "malformed",
+            "fetch.kv_from",
+        ),
+        ("drain without its key", b"\x93\x25\x05\x91\x64", "malformed", "drain.migration"),
         (
             "more prompts than are told",
             b"\x92\x0f\xdc\x00\x11" + b"\x94\x00\x01\x01\x01" * 17,

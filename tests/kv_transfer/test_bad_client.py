@@ -12,13 +12,13 @@ import pytest
 
 from headrace.kv_transfer.backends.base import LinkBroken, TransferError, layout_text
 from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.members import PROOF_BYTES
 from headrace.kv_transfer.peers.messages import (
     Abort,
     Alive,
     Closed,
     Data,
     Ended,
-    PullBlocks,
     Ready,
     Release,
     Started,
@@ -37,10 +37,12 @@ from helpers.kv.peers import (
     forever,
     greet,
     proven,
+    pull_of,
     serving_of,
     until,
 )
 from helpers.kv.pools import FakeSource, all_bytes, make_pool, overwrite
+from helpers.kv.pull_keys import PULL_KEY, bound
 
 POOL = make_pool(seed=1)
 serving = partial(serving_of, POOL)
@@ -55,7 +57,7 @@ async def talk_on(stream: Stream) -> None:
 
 async def ask_on(stream: Stream) -> None:
     for number in count():
-        await stream.send([pull_of(bytes(24), [], number)])
+        await stream.send([pull_of(bytes(PROOF_BYTES), bytes(24), [], number)])
 
 
 async def all_gone(server: TransferServer) -> None:
@@ -73,10 +75,6 @@ async def next_of(stream: Stream, *kinds: type) -> object:
             await stream._exactly((message.stop - message.start) * 192)
         if isinstance(message, kinds):
             return message
-
-
-def pull_of(ticket: bytes, places: list[int], number: int = 0) -> PullBlocks:
-    return PullBlocks(number, ticket, b"".join(place.to_bytes(4, "little") for place in places))
 
 
 STEPS = (
@@ -97,10 +95,10 @@ async def behave_until(stream: Stream, step: str, backend: Backend, ticket: byte
     if step == "proved":
         await stream.send([await proven(stream, ticket)])
         return
-    await greet(stream, POOL, backend, ticket)
+    shared = await greet(stream, POOL, backend, ticket)
     if step == "greeted":
         return
-    await stream.send([pull_of(ticket, [0, 1])])
+    await stream.send([pull_of(shared, ticket, [0, 1])])
     if step == "pulling":
         return
     kind = Ready if backend == "shm" else Data
@@ -115,7 +113,7 @@ async def behave_until(stream: Stream, step: str, backend: Backend, ticket: byte
 async def test_a_client_that_vanishes_leaves_nothing(backend: Backend, step: str) -> None:
     source = FakeSource(blocks=(4, 5))
     async with serving() as server:
-        ticket = server.offer(source, source.on_released, source.on_failed)
+        ticket = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
         async with connected(server.endpoints, backend) as stream:
             await behave_until(stream, step, backend, ticket)
             await until(lambda: server.clients == 1)
@@ -134,7 +132,7 @@ async def test_a_client_that_falls_silent_is_dropped(backend: Backend, step: str
     """As when its host is gone, or it is stopped: before the handshake by its time-out, then by heartbeats."""
     source = FakeSource(blocks=(4, 5))
     async with serving(HASTY if step in STEPS[:4] else QUICK) as server:
-        ticket = server.offer(source, source.on_released, source.on_failed)
+        ticket = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
         async with connected(server.endpoints, backend) as stream:
             await until(lambda: server.clients == 1)
             await behave_until(stream, step, backend, ticket)
@@ -183,10 +181,10 @@ async def test_garbage_instead_of_a_hello(backend: Backend, garbage: bytes) -> N
 async def test_garbage_after_the_handshake(backend: Backend, garbage: bytes) -> None:
     source = FakeSource(blocks=(4, 5), done=set())
     async with serving() as server:
-        ticket = server.offer(source, source.on_released, source.on_failed)
+        ticket = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
         async with connected(server.endpoints, backend) as stream:
-            await greet(stream, POOL, backend, ticket)
-            await stream.send([pull_of(ticket, [0, 1])])
+            shared = await greet(stream, POOL, backend, ticket)
+            await stream.send([pull_of(shared, ticket, [0, 1])])
             await stream._send_all([memoryview(garbage)])
             with pytest.raises(LinkBroken):
                 await forever(stream)
@@ -198,8 +196,8 @@ async def a_good_pull(server: TransferServer, backend: Backend) -> None:
     ours = make_pool()
     client = TransferClient(ours, LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK)
     source = FakeSource(blocks=(4, 5))
-    ticket = server.offer(source, source.on_released)
-    await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
+    ticket = server.offer(source, PULL_KEY, source.on_released)
+    await client.pull(server.endpoints, bound(ticket), [(0, 0)], timeout_s=20)
     await client.close()
 
 
@@ -207,7 +205,7 @@ async def a_good_pull(server: TransferServer, backend: Backend) -> None:
 async def test_layouts_must_be_equal_and_both_are_said(backend: Backend) -> None:
     async with serving() as server:
         source = FakeSource(blocks=(4, 5))
-        ticket = server.offer(source, source.on_released)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
         for ours, layout in (
             (make_pool(), "test-1 layers_per_group=4"),  # the group size is part of the text
             (make_pool(groups=2), LAYOUT),
@@ -215,7 +213,7 @@ async def test_layouts_must_be_equal_and_both_are_said(backend: Backend) -> None
         ):
             client = TransferClient(ours, layout, members=MEMBERS, backends=[backend], limits=QUICK)
             with pytest.raises(TransferError) as caught:
-                await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
+                await client.pull(server.endpoints, bound(ticket), [(0, 0)], timeout_s=20)
             assert caught.value.kind == "layout"
             assert layout_text(layout, ours) in caught.value.message
             assert layout_text(LAYOUT, POOL) in caught.value.message
@@ -232,25 +230,27 @@ async def test_tickets_that_are_not_good(backend: Backend, link: str) -> None:
         )
         source = FakeSource(blocks=(4, 5))
         if link == "open already":
-            good = server.offer(source, lambda: None)
-            await client.pull(server.endpoints, good, [(0, 0)], timeout_s=20)
+            good = server.offer(source, PULL_KEY, lambda: None)
+            await client.pull(server.endpoints, bound(good), [(0, 0)], timeout_s=20)
 
         async def kind_of(ticket: bytes, place: int = 0) -> str:
             with pytest.raises(TransferError) as caught:
-                await client.pull(server.endpoints, ticket, [(place, 0)], timeout_s=20)
+                await client.pull(server.endpoints, bound(ticket), [(place, 0)], timeout_s=20)
             return caught.value.kind
 
         assert await kind_of(bytes(24)) == "refused"
-        done = server.offer(source, source.on_released)
-        await client.pull(server.endpoints, done, [(0, 0)], timeout_s=20)
+        done = server.offer(source, PULL_KEY, source.on_released)
+        await client.pull(server.endpoints, bound(done), [(0, 0)], timeout_s=20)
         assert await kind_of(done) == "refused"
         for why in (TransferFailure.REVOKED, TransferFailure.EXPIRED):
-            withdrawn = server.offer(source, source.on_released, source.on_failed)
+            withdrawn = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
             server.withdraw(withdrawn, why)
             assert await kind_of(withdrawn) == why
         taken_back = FakeSource(blocks=(4, 5), revoked=True)
-        assert await kind_of(server.offer(taken_back, source.on_released)) == "revoked"
-        assert await kind_of(server.offer(source, source.on_released), place=2) == "refused"
+        assert await kind_of(server.offer(taken_back, PULL_KEY, source.on_released)) == "revoked"
+        assert (
+            await kind_of(server.offer(source, PULL_KEY, source.on_released), place=2) == "refused"
+        )
         assert (source.released, source.failed) == (1, 0)
         await client.close()
 
@@ -259,10 +259,10 @@ async def test_tickets_that_are_not_good(backend: Backend, link: str) -> None:
 async def test_a_ticket_is_for_one_pull_unless_it_is_shared(backend: Backend) -> None:
     source = FakeSource(blocks=(4, 5), done=set())
     async with serving() as server:
-        once = server.offer(source, source.on_released, source.on_failed)
+        once = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
         async with connected(server.endpoints, backend) as stream:
-            await greet(stream, POOL, backend, once)
-            await stream.send([pull_of(once, [0], 0), pull_of(once, [0], 1)])
+            shared = await greet(stream, POOL, backend, once)
+            await stream.send([pull_of(shared, once, [0], 0), pull_of(shared, once, [0], 1)])
             assert await next_of(stream, Ended) == Ended(
                 1, TransferFailure.REFUSED, "the ticket was used before"
             )
@@ -271,12 +271,14 @@ async def test_a_ticket_is_for_one_pull_unless_it_is_shared(backend: Backend) ->
             assert (source.failed, server.open_tickets) == (1, 0)
 
             source.done = None
-            shared = server.offer(source, source.on_released, source.on_failed, shared=True)
+            often = server.offer(
+                source, PULL_KEY, source.on_released, source.on_failed, shared=True
+            )
             for _ in range(3):
                 client = TransferClient(
                     make_pool(), LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK
                 )
-                await client.pull(server.endpoints, shared, [(1, 0)], timeout_s=20)
+                await client.pull(server.endpoints, bound(often), [(1, 0)], timeout_s=20)
                 await client.close()
             assert (source.released, source.failed, server.open_tickets) == (3, 1, 1)
 
@@ -289,9 +291,9 @@ async def test_revoked_while_it_waits(backend: Backend, how: str) -> None:
         client = TransferClient(
             make_pool(), LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK
         )
-        ticket = server.offer(source, source.on_released, source.on_failed)
+        ticket = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
         pull = asyncio.create_task(
-            client.pull(server.endpoints, ticket, [(0, 0), (1, 1)], timeout_s=20)
+            client.pull(server.endpoints, bound(ticket), [(0, 0), (1, 1)], timeout_s=20)
         )
         await until(lambda: source.asked > 0)
         if how == "withdrawn":
@@ -309,10 +311,10 @@ async def test_revoked_while_it_waits(backend: Backend, how: str) -> None:
 async def test_revoked_after_the_last_byte_and_before_the_release(backend: Backend) -> None:
     source = FakeSource(blocks=(4, 5))
     async with serving() as server:
-        ticket = server.offer(source, source.on_released, source.on_failed)
+        ticket = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
         async with connected(server.endpoints, backend) as stream:
-            await greet(stream, POOL, backend, ticket)
-            await stream.send([pull_of(ticket, [0, 1])])
+            shared = await greet(stream, POOL, backend, ticket)
+            await stream.send([pull_of(shared, ticket, [0, 1])])
             for _ in range(3):
                 await next_of(stream, Ready if backend == "shm" else Data)
             source.revoked = True
@@ -328,10 +330,10 @@ async def test_revoked_after_the_last_byte_and_before_the_release(backend: Backe
 async def test_a_release_before_everything_was_handed_over_is_not_intact() -> None:
     source = FakeSource(blocks=(4, 5), done={(0, 0)})
     async with serving() as server:
-        ticket = server.offer(source, source.on_released, source.on_failed)
+        ticket = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
         async with connected(server.endpoints, "shm") as stream:
-            await greet(stream, POOL, "shm", ticket)
-            await stream.send([pull_of(ticket, [0, 1]), Release(0), Release(0), Abort(7)])
+            shared = await greet(stream, POOL, "shm", ticket)
+            await stream.send([pull_of(shared, ticket, [0, 1]), Release(0), Release(0), Abort(7)])
             assert await next_of(stream, Closed) == Closed(0, False)
             assert source.failed == 1
 
@@ -339,10 +341,10 @@ async def test_a_release_before_everything_was_handed_over_is_not_intact() -> No
 async def test_after_withdraw_nobody_is_called() -> None:
     source = FakeSource(blocks=(4, 5), done=set())
     async with serving() as server:
-        ticket = server.offer(source, source.on_released, source.on_failed)
+        ticket = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
         async with connected(server.endpoints, "tcp") as stream:
-            await greet(stream, POOL, "tcp", ticket)
-            await stream.send([pull_of(ticket, [0, 1])])
+            shared = await greet(stream, POOL, "tcp", ticket)
+            await stream.send([pull_of(shared, ticket, [0, 1])])
             await next_of(stream, Started)
             server.withdraw(ticket, TransferFailure.EXPIRED)
             server.withdraw(ticket, TransferFailure.REVOKED)  # not there any more: nothing
@@ -356,10 +358,10 @@ async def test_after_withdraw_nobody_is_called() -> None:
 async def test_a_number_that_was_used_before_closes_the_connection() -> None:
     source = FakeSource(blocks=(4, 5))
     async with serving() as server:
-        ticket = server.offer(source, source.on_released)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
         async with connected(server.endpoints, "shm") as stream:
-            await greet(stream, POOL, "shm", ticket)
-            await stream.send([pull_of(ticket, [0], 5), pull_of(ticket, [0], 5)])
+            shared = await greet(stream, POOL, "shm", ticket)
+            await stream.send([pull_of(shared, ticket, [0], 5), pull_of(shared, ticket, [0], 5)])
             with pytest.raises(LinkBroken):
                 await forever(stream)
 
@@ -372,7 +374,7 @@ async def test_more_pulls_than_a_client_may_have() -> None:
             asyncio.create_task(
                 client.pull(
                     server.endpoints,
-                    server.offer(source, source.on_released),
+                    bound(server.offer(source, PULL_KEY, source.on_released)),
                     [(0, n)],
                     timeout_s=20,
                 )
@@ -396,10 +398,10 @@ async def test_a_client_that_takes_no_bytes_is_dropped() -> None:
     source = FakeSource(blocks=range(64))
     server = TransferServer(big, LAYOUT, members=MEMBERS, backends=["tcp"], limits=QUICK)
     await server.start()
-    ticket = server.offer(source, source.on_released, source.on_failed)
+    ticket = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
     async with connected(server.endpoints, "tcp") as stream:
-        await greet(stream, big, "tcp", ticket)
-        await stream.send([pull_of(ticket, list(range(64)))])
+        shared = await greet(stream, big, "tcp", ticket)
+        await stream.send([pull_of(shared, ticket, list(range(64)))])
         with pytest.raises(LinkBroken):
             await talk_on(stream)
         await all_gone(server)
@@ -409,7 +411,7 @@ async def test_a_client_that_takes_no_bytes_is_dropped() -> None:
 
 async def test_a_client_that_asks_and_never_listens_is_dropped() -> None:
     async with serving() as server, connected(server.endpoints, "shm") as stream:
-        ticket = server.offer(FakeSource(blocks=(4,)), lambda: None)
+        ticket = server.offer(FakeSource(blocks=(4,)), PULL_KEY, lambda: None)
         await greet(stream, POOL, "shm", ticket)
         with pytest.raises(LinkBroken):
             await ask_on(stream)
@@ -420,15 +422,15 @@ async def test_a_closed_server_loses_its_clients() -> None:
     source = FakeSource(blocks=(4, 5), done=set())
     async with serving() as server:
         client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
-        ticket = server.offer(source, source.on_released)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
         endpoints = list(server.endpoints)
-        pull = asyncio.create_task(client.pull(endpoints, ticket, [(0, 0)], timeout_s=20))
+        pull = asyncio.create_task(client.pull(endpoints, bound(ticket), [(0, 0)], timeout_s=20))
         await until(lambda: source.asked > 0)
         await server.close()
         with pytest.raises(TransferError, match="lost"):
             await pull
         with pytest.raises(TransferError, match="lost"):
-            await client.pull(endpoints, ticket, [(0, 0)], timeout_s=20)
+            await client.pull(endpoints, bound(ticket), [(0, 0)], timeout_s=20)
         await client.close()
 
 
@@ -438,8 +440,8 @@ async def test_an_idle_client_hangs_up_and_comes_back() -> None:
         client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=limits)
         source = FakeSource(blocks=(4, 5))
         for _ in range(2):
-            ticket = server.offer(source, source.on_released)
-            await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
+            ticket = server.offer(source, PULL_KEY, source.on_released)
+            await client.pull(server.endpoints, bound(ticket), [(0, 0)], timeout_s=20)
             await all_gone(server)
         await client.close()
 

@@ -35,6 +35,7 @@ from helpers.kv.peers import (
     listening,
 )
 from helpers.kv.pools import all_bytes, make_pool, overwrite
+from helpers.kv.pull_keys import bound
 
 TICKET = bytes(24)
 WANTED = [(0, 1), (1, 2), (2, 3)]
@@ -97,7 +98,7 @@ async def pull_from(
     client = client_of(ours, limits)
     async with listening(backend, run) as endpoints:
         with pytest.raises(TransferError) as caught:
-            await client.pull(endpoints, TICKET, WANTED, timeout_s=timeout_s)
+            await client.pull(endpoints, bound(TICKET), WANTED, timeout_s=timeout_s)
         await client.close()
     assert_untouched_beside(ours)
     return caught.value
@@ -170,7 +171,7 @@ async def test_a_cancelled_pull_writes_nothing_more(backend: Backend, step: str)
 
     async with listening(backend, serve) as endpoints:
         client = client_of(ours)
-        pull = asyncio.create_task(client.pull(endpoints, TICKET, WANTED, timeout_s=10))
+        pull = asyncio.create_task(client.pull(endpoints, bound(TICKET), WANTED, timeout_s=10))
         await there.wait()
         pull.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -205,11 +206,11 @@ async def test_after_a_cancelled_pull_the_connection_goes_on() -> None:
 
     async with listening("tcp", serve) as endpoints:
         client = client_of(ours)
-        pull = asyncio.create_task(client.pull(endpoints, TICKET, [(5, 5)], timeout_s=10))
+        pull = asyncio.create_task(client.pull(endpoints, bound(TICKET), [(5, 5)], timeout_s=10))
         await started.wait()
         pull.cancel()
         await asyncio.wait([pull])
-        await client.pull(endpoints, TICKET, WANTED, timeout_s=10)
+        await client.pull(endpoints, bound(TICKET), WANTED, timeout_s=10)
         await client.close()
     assert all_bytes(ours)[5 * ours.block_bytes :] == bytes(11 * ours.block_bytes)
 
@@ -367,26 +368,26 @@ async def test_a_closed_client_cancels_its_pulls() -> None:
 
     async with listening("tcp", serve) as endpoints:
         client = client_of(ours)
-        pull = asyncio.create_task(client.pull(endpoints, TICKET, WANTED, timeout_s=10))
+        pull = asyncio.create_task(client.pull(endpoints, bound(TICKET), WANTED, timeout_s=10))
         await there.wait()
         await client.close()
         with pytest.raises(TransferError, match="cancelled"):
             await pull
         with pytest.raises(TransferError, match="cancelled"):
-            await client.pull(endpoints, TICKET, WANTED, timeout_s=10)
+            await client.pull(endpoints, bound(TICKET), WANTED, timeout_s=10)
 
 
 async def test_a_ticket_of_the_wrong_size_is_refused_at_home() -> None:
     client = client_of(make_pool())
     with pytest.raises(TransferError, match="refused"):
-        await client.pull(["tcp:127.0.0.1:1"], b"short", WANTED, timeout_s=1)
+        await client.pull(["tcp:127.0.0.1:1"], bound(b"short"), WANTED, timeout_s=1)
     await client.close()
 
 
 async def test_nobody_there_is_lost_and_says_where() -> None:
     client = client_of(make_pool())
     with pytest.raises(TransferError, match="headrace-nobody"):
-        await client.pull(["shm:headrace-nobody"], TICKET, WANTED, timeout_s=1)
+        await client.pull(["shm:headrace-nobody"], bound(TICKET), WANTED, timeout_s=1)
     with pytest.raises(TransferError, match="no back-end in common"):
-        await client.pull(["carrier-pigeon:1"], TICKET, WANTED, timeout_s=1)
+        await client.pull(["carrier-pigeon:1"], bound(TICKET), WANTED, timeout_s=1)
     await client.close()

@@ -21,6 +21,7 @@ from headrace.kv_transfer.peers.server import TransferServer
 from headrace_kernels.ops import KvPool
 from helpers.kv.peers import LAYOUT, MEMBERS, QUICK
 from helpers.kv.pools import FakeSource, block_of, make_pool
+from helpers.kv.pull_keys import PULL_KEY, bound
 from helpers.require import missing, needs
 
 
@@ -61,9 +62,9 @@ async def pull_between(theirs: KvPool, ours: KvPool) -> str:
     client = TransferClient(ours, LAYOUT, members=MEMBERS, limits=QUICK)
     await server.start()
     source = FakeSource(blocks=(3, 4, 5, 11, 0))
-    ticket = server.offer(source, source.on_released)
+    ticket = server.offer(source, PULL_KEY, source.on_released)
     wanted = [(0, 9), (1, 10), (4, 2)]
-    pulled = await client.pull(server.endpoints, ticket, wanted, timeout_s=5)
+    pulled = await client.pull(server.endpoints, bound(ticket), wanted, timeout_s=5)
     await client.close()
     await server.close()
     for place, block in wanted:

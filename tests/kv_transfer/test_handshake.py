@@ -23,7 +23,13 @@ from headrace.kv_transfer.backends.shm import ShmExporter
 from headrace.kv_transfer.peers import client as client_module
 from headrace.kv_transfer.peers import server as server_module
 from headrace.kv_transfer.peers.client import TransferClient
-from headrace.kv_transfer.peers.members import NONCE_BYTES, PROOF_BYTES, Members, Transcript
+from headrace.kv_transfer.peers.members import (
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Members,
+    Transcript,
+    pull_proof,
+)
 from headrace.kv_transfer.peers.messages import (
     SCHEMA,
     Alive,
@@ -48,15 +54,19 @@ from helpers.kv.peers import (
     QUICK,
     Backend,
     SourceScript,
+    challenged,
     connected,
     forever,
     greet,
     listening,
+    prove_of,
     proven,
+    pull_of,
     serving_of,
     until,
 )
 from helpers.kv.pools import FakeSource, make_pool
+from helpers.kv.pull_keys import PULL_KEY, bound
 
 POOL = make_pool(seed=1)
 serving = partial(serving_of, POOL)
@@ -113,19 +123,16 @@ async def a_proof_for_another_ticket(stream: Stream, ticket: bytes) -> KvProve:
 async def a_proof_for_another_challenge(stream: Stream, ticket: bytes) -> KvProve:
     """As one that another source has asked for."""
     await proven(stream, ticket)
-    return KvProve(ticket, MEMBERS.puller_proofs(Transcript(NONCE, bytes(NONCE_BYTES), ticket)))
+    return prove_of(Transcript(NONCE, bytes(NONCE_BYTES), ticket))
 
 
 @strange
 async def the_proof_of_a_source(stream: Stream, ticket: bytes) -> KvProve:
     """As one gets it by letting a worker dial, which proves itself first."""
-    await stream.send([KvHello(VERSION, NONCE)])
-    challenge = await stream.receive()
-    assert isinstance(challenge, Challenge)
-    about = Transcript(NONCE, challenge.nonce, ticket)
-    answer = MEMBERS.answer(about, MEMBERS.puller_proofs(about))
-    assert answer is not None
-    return KvProve(ticket, [answer])
+    about = await challenged(stream, ticket)
+    met = MEMBERS.answer(about, MEMBERS.puller_proofs(about))
+    assert met is not None
+    return KvProve(ticket, [met.proof], pull_proof(PULL_KEY, met.proof, ticket))
 
 
 @pytest.mark.parametrize("name", STRANGE)
@@ -134,7 +141,7 @@ async def test_without_the_right_proof_a_good_ticket_opens_nothing(
     backend: Backend, name: str
 ) -> None:
     async with serving() as server:
-        ticket = server.offer(SOURCE, lambda: None)
+        ticket = server.offer(SOURCE, PULL_KEY, lambda: None)
         async with connected(server.endpoints, backend) as stream:
             await stream.send([await STRANGE[name](stream, ticket), OPEN[backend]])
             said, fds = await all_that_comes(stream)
@@ -158,16 +165,16 @@ async def test_without_a_ticket_that_is_open_the_right_proof_opens_nothing(
     async with serving() as server, connected(server.endpoints, "tcp") as first:
         ticket = bytes(TICKET_BYTES)
         if how != "unknown":
-            ticket = server.offer(source, lambda: None)
+            ticket = server.offer(source, PULL_KEY, lambda: None)
         if how is TransferFailure.REVOKED or how is TransferFailure.EXPIRED:
             server.withdraw(ticket, how)
         if how == "released":
             client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
-            await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
+            await client.pull(server.endpoints, bound(ticket), [(0, 0)], timeout_s=20)
             await client.close()
         if how == "in use":
-            await greet(first, POOL, "tcp", ticket)
-            await first.send([PullBlocks(0, ticket, bytes(4))])
+            shared = await greet(first, POOL, "tcp", ticket)
+            await first.send([pull_of(shared, ticket, [0])])
             await until(lambda: source.asked > 0)
         async with connected(server.endpoints, backend) as stream:
             await stream.send([await proven(stream, ticket), OPEN[backend]])
@@ -182,7 +189,7 @@ async def test_without_a_ticket_that_is_open_the_right_proof_opens_nothing(
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_what_was_heard_on_one_connection_is_of_no_use_on_another(backend: Backend) -> None:
     async with serving() as server:
-        ticket = server.offer(SOURCE, lambda: None, shared=True)
+        ticket = server.offer(SOURCE, PULL_KEY, lambda: None, shared=True)
         async with connected(server.endpoints, backend) as stream:
             heard = await proven(stream, ticket)
             await stream.send([heard, OPEN[backend]])
@@ -212,7 +219,7 @@ async def test_no_challenge_comes_twice() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_proof_that_comes_too_late_meets_nobody(backend: Backend) -> None:
     async with serving(HASTY) as server:
-        ticket = server.offer(SOURCE, lambda: None)
+        ticket = server.offer(SOURCE, PULL_KEY, lambda: None)
         async with connected(server.endpoints, backend) as stream:
             late = await proven(stream, ticket)
             await until(lambda: server.clients == 0)
@@ -230,27 +237,37 @@ def message(value: object) -> bytes:
     return framed(SCHEMA.encode(value))
 
 
+def proving(proofs: bytes, pull_proof: bytes = b"\xc4\x20" + bytes(PROOF_BYTES)) -> bytes:
+    """A KvProve with these fields as they are packed."""
+    return framed(b"\x94\x06\xc4\x18" + TICKET + proofs + pull_proof)
+
+
 TICKET = bytes(TICKET_BYTES)
+PACKED_PROOF = b"\xc4\x20" + bytes(PROOF_BYTES)
+NO_PROOF = bytes(PROOF_BYTES)
 HELLO = message(KvHello(VERSION, NONCE))
 MALFORMED = {
     "a nonce that is short": framed(b"\x93\x01\x02\xc4\x0f" + bytes(15)),
     "a version that is text": framed(b"\x93\x01\xa12\xc4\x10" + bytes(16)),
     "a hello of the first version": framed(b"\x95\x01\x01\xa0\x90\xc4\x00"),
     "hello twice": HELLO + HELLO,
-    "prove first": message(KvProve(TICKET, [])),
+    "prove first": message(KvProve(TICKET, [], NO_PROOF)),
     "open first": message(OPEN["shm"]),
     "open without a proof": HELLO + message(OPEN["shm"]),
-    "pull first": message(PullBlocks(0, TICKET, b"")),
-    "pull without a proof": HELLO + message(PullBlocks(0, TICKET, b"")),
+    "pull first": message(PullBlocks(0, TICKET, NO_PROOF, b"")),
+    "pull without a proof": HELLO + message(PullBlocks(0, TICKET, NO_PROOF, b"")),
     "alive first": message(Alive()),
     "alive for a proof": HELLO + message(Alive()),
     "a welcome": message(KvWelcome("shm", b"", bytes(PROOF_BYTES))),
-    "a ticket of 23 bytes": HELLO + framed(b"\x93\x06\xc4\x17" + bytes(23) + b"\x90"),
-    "a proof of 31 bytes": HELLO + framed(b"\x93\x06\xc4\x18" + TICKET + b"\x91\xc4\x1f" + bytes(31)),
-    "17 proofs": HELLO
-    + framed(b"\x93\x06\xc4\x18" + TICKET + b"\xdc\0\x11" + 17 * (b"\xc4\x20" + bytes(32))),
-    "proofs without number": HELLO + framed(b"\x93\x06\xc4\x18" + TICKET + b"\xdd\xff\xff\xff\xff"),
-    "a proof that is text": HELLO + framed(b"\x93\x06\xc4\x18" + TICKET + b"\x91\xa1x"),
+    "a ticket of 23 bytes": HELLO + framed(b"\x94\x06\xc4\x17" + bytes(23) + b"\x90" + PACKED_PROOF),
+    "a proof of 31 bytes": HELLO + proving(b"\x91\xc4\x1f" + bytes(31)),
+    "17 proofs": HELLO + proving(b"\xdc\0\x11" + 17 * PACKED_PROOF),
+    "proofs without number": HELLO + proving(b"\xdd\xff\xff\xff\xff"),
+    "a proof that is text": HELLO + proving(b"\x91\xa1x"),
+    "no pull proof": HELLO + framed(b"\x93\x06\xc4\x18" + TICKET + b"\x90"),
+    "a pull proof of 31 bytes": HELLO + proving(b"\x90", b"\xc4\x1f" + bytes(31)),
+    "a pull proof that is text": HELLO + proving(b"\x90", b"\xd9\x20" + b"x" * 32),
+    "a pull proof of nothing": HELLO + proving(b"\x90", b"\xc0"),
     "more than a stranger may say": HELLO + (1025).to_bytes(4, "little"),
 }  # fmt: skip
 
@@ -272,7 +289,7 @@ async def test_who_breaks_the_rules_of_the_handshake_gets_nothing(
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_what_follows_the_proof_is_bounded_too(backend: Backend) -> None:
     async with serving() as server:
-        ticket = server.offer(SOURCE, lambda: None)
+        ticket = server.offer(SOURCE, PULL_KEY, lambda: None)
         async with connected(server.endpoints, backend) as stream:
             await stream.send([await proven(stream, ticket)])
             await stream._send_all([memoryview((65 << 10).to_bytes(4, "little"))])
@@ -290,7 +307,7 @@ async def test_another_version_is_refused(backend: Backend) -> None:
 
 async def test_no_back_end_in_common() -> None:
     async with serving() as server, connected(server.endpoints, "tcp") as stream:
-        prove = await proven(stream, server.offer(SOURCE, lambda: None))
+        prove = await proven(stream, server.offer(SOURCE, PULL_KEY, lambda: None))
         await stream.send([prove, KvOpen(layout_text(LAYOUT, POOL), ["shm", "pigeon"])])
         assert await stream.receive() == KvRefuse(
             KvRefuseReason.BACKENDS, None, "tcp", "shm, pigeon"
@@ -311,9 +328,9 @@ async def test_another_user_hears_not_a_word(monkeypatch: pytest.MonkeyPatch) ->
 async def a_pull(server: TransferServer, members: Members) -> str:
     """What became of it."""
     client = TransferClient(make_pool(), LAYOUT, members=members, limits=QUICK)
-    ticket = server.offer(SOURCE, lambda: None, shared=True)
+    ticket = server.offer(SOURCE, PULL_KEY, lambda: None, shared=True)
     try:
-        pulled = await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
+        pulled = await client.pull(server.endpoints, bound(ticket), [(0, 0)], timeout_s=20)
     except TransferError as error:
         return error.kind
     finally:
@@ -359,7 +376,9 @@ async def test_a_source_that_proves_nothing_is_not_pulled_from(
             (script.proof,) = MEMBERS.puller_proofs(about)
         if how == "for another ticket":
             other = dataclasses.replace(about, ticket=b"t" * TICKET_BYTES)
-            script.proof = MEMBERS.answer(other, MEMBERS.puller_proofs(other)) or b""
+            met = MEMBERS.answer(other, MEMBERS.puller_proofs(other))
+            assert met is not None
+            script.proof = met.proof
         exporter = ShmExporter(POOL)
         described, fds = exporter.describe()
         welcome = KvWelcome(backend, described, script.proof)
@@ -374,7 +393,7 @@ async def test_a_source_that_proves_nothing_is_not_pulled_from(
     async with listening(backend, serve) as endpoints:
         client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
         with pytest.raises(TransferError, match="no worker of our routers") as caught:
-            await client.pull(endpoints, TICKET, [(0, 0)], timeout_s=20)
+            await client.pull(endpoints, bound(TICKET), [(0, 0)], timeout_s=20)
         assert caught.value.kind == "lost"
         await client.close()
 
@@ -386,12 +405,12 @@ async def test_the_ticket_of_whoever_dialled_is_not_that_of_the_others() -> None
     """All of them wait for one connection; only the first one's ticket is spent."""
     async with serving() as server:
         client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
-        spent = [server.offer(SOURCE, lambda: None) for _ in range(2)]
-        good = [server.offer(SOURCE, lambda: None) for _ in range(3)]
+        spent = [server.offer(SOURCE, PULL_KEY, lambda: None) for _ in range(2)]
+        good = [server.offer(SOURCE, PULL_KEY, lambda: None) for _ in range(3)]
         for ticket in spent:
             server.withdraw(ticket)
         pulls = [
-            client.pull(server.endpoints, ticket, [(0, number)], timeout_s=20)
+            client.pull(server.endpoints, bound(ticket), [(0, number)], timeout_s=20)
             for number, ticket in enumerate([*spent, *good])
         ]
         results = await asyncio.gather(*pulls, return_exceptions=True)
@@ -405,9 +424,13 @@ async def test_the_ticket_of_whoever_dialled_is_not_that_of_the_others() -> None
 async def test_a_pull_that_dialled_and_was_cancelled_leaves_the_others_their_connection() -> None:
     async with serving() as server:
         client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
-        first, second = (server.offer(SOURCE, lambda: None) for _ in range(2))
-        dialling = asyncio.create_task(client.pull(server.endpoints, first, [(0, 0)], timeout_s=20))
-        waiting = asyncio.create_task(client.pull(server.endpoints, second, [(0, 1)], timeout_s=20))
+        first, second = (server.offer(SOURCE, PULL_KEY, lambda: None) for _ in range(2))
+        dialling = asyncio.create_task(
+            client.pull(server.endpoints, bound(first), [(0, 0)], timeout_s=20)
+        )
+        waiting = asyncio.create_task(
+            client.pull(server.endpoints, bound(second), [(0, 1)], timeout_s=20)
+        )
         await until(lambda: server.clients == 1)
         dialling.cancel()
         server.withdraw(first)  # so that the handshake fails, if it has not come that far

@@ -14,6 +14,7 @@ from headrace.kv_transfer.peers.members import (
     PROOF_BYTES,
     Members,
     Transcript,
+    pull_proof,
 )
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -29,8 +30,8 @@ def test_two_workers_of_one_router_recognise_each_other() -> None:
     about = transcript()
     answer = source.answer(about, puller.puller_proofs(about))
     assert answer is not None
-    assert len(answer) == PROOF_BYTES
-    assert puller.is_source(about, answer)
+    assert len(answer.proof) == len(answer.shared) == PROOF_BYTES
+    assert puller.shared(about, answer.proof) == answer.shared
 
 
 @pytest.mark.parametrize("keys", [[], [OTHER]])
@@ -40,7 +41,7 @@ def test_workers_of_other_routers_do_not(keys: list[bytes]) -> None:
     assert Members(keys).answer(about, Members([KEY]).puller_proofs(about)) is None
     proof = Members([KEY]).answer(about, Members([KEY]).puller_proofs(about))
     assert proof is not None
-    assert not Members(keys).is_source(about, proof)
+    assert Members(keys).shared(about, proof.proof) is None
 
 
 @pytest.mark.parametrize("field", ["puller_nonce", "source_nonce", "ticket"])
@@ -51,25 +52,25 @@ def test_a_proof_is_for_one_connection_and_one_ticket(field: str) -> None:
     assert members.answer(other, proofs) is None
     answer = members.answer(about, proofs)
     assert answer is not None
-    assert not members.is_source(other, answer)
+    assert members.shared(other, answer.proof) is None
 
 
 def test_a_proof_sent_back_proves_nothing() -> None:
     members, about = Members([KEY]), transcript()
     (proof,) = members.puller_proofs(about)
-    assert not members.is_source(about, proof)
+    assert members.shared(about, proof) is None
     answer = members.answer(about, [proof])
     assert answer is not None
-    assert members.answer(about, [answer]) is None
+    assert members.answer(about, [answer.proof]) is None
     mirrored = Transcript(about.source_nonce, about.puller_nonce, about.ticket)
-    assert members.answer(mirrored, [proof, answer]) is None
+    assert members.answer(mirrored, [proof, answer.proof]) is None
 
 
 @pytest.mark.parametrize("proofs", [[], [b""], [bytes(PROOF_BYTES)], [b"x" * 31, b"x" * 33]])
 def test_what_is_no_proof(proofs: list[bytes]) -> None:
     members, about = Members([KEY]), transcript()
     assert members.answer(about, proofs) is None
-    assert not any(members.is_source(about, proof) for proof in proofs)
+    assert all(members.shared(about, proof) is None for proof in proofs)
 
 
 def test_only_the_keys_of_now_count_and_not_too_many_of_them() -> None:
@@ -84,3 +85,24 @@ def test_only_the_keys_of_now_count_and_not_too_many_of_them() -> None:
     assert members.answer(about, newest.puller_proofs(about)) is not None
     members.trust([KEY] * 3)
     assert members.puller_proofs(about) == old
+
+
+def test_a_pull_proof_takes_both_keys_and_is_for_one_ticket() -> None:
+    parts = [b"p" * 32, b"m" * 32, b"t" * TICKET_BYTES]
+    proof = pull_proof(*parts)
+    assert pull_proof(*parts) == proof
+    assert len(proof) == PROOF_BYTES
+    for place in range(3):
+        others = [*parts]
+        others[place] = bytes(len(others[place]))
+        assert pull_proof(*others) != proof
+
+
+def test_what_both_ends_share_is_of_one_connection_and_none_of_the_proofs() -> None:
+    members, about = Members([KEY]), transcript()
+    proofs = members.puller_proofs(about)
+    met, again = members.answer(about, proofs), transcript()
+    other = members.answer(again, members.puller_proofs(again))
+    assert met is not None
+    assert other is not None
+    assert len({met.shared, met.proof, other.shared, other.proof, *proofs}) == 5

@@ -18,6 +18,7 @@ from headrace_kernels.ops import KvPool
 from helpers.kv.peers import LAYOUT, MEMBERS, NOTICING, QUICK, until
 from helpers.kv.pools import SHAPES, FakeSource, Shape, all_bytes, block_of, make_pool, memory_of
 from helpers.kv.processes import line, process, tell
+from helpers.kv.pull_keys import PULL_KEY, bound
 from helpers.require import needs
 
 needs_nixl = needs("nixl", "NIXL is not installed", here=find_nixl() is not None)
@@ -46,8 +47,8 @@ async def test_blocks_arrive_as_they_are_and_nothing_else_changes(shape: Shape) 
     wanted = [(0, 9), (1, 10), (2, 11), (4, 2)]
     async with pair(theirs, ours) as (server, client):
         assert [endpoint.partition(":")[0] for endpoint in server.endpoints] == ["nixl", "tcp"]
-        ticket = server.offer(source, source.on_released)
-        pulled = await client.pull(server.endpoints, ticket, wanted, timeout_s=20)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
+        pulled = await client.pull(server.endpoints, bound(ticket), wanted, timeout_s=20)
     assert (pulled.backend, pulled.bytes) == ("nixl", 4 * ours.block_bytes)
     assert source.released == 1
     for place, block in wanted:
@@ -64,7 +65,7 @@ async def test_many_pulls_at_once_and_segments_that_come_one_by_one() -> None:
             asyncio.create_task(
                 client.pull(
                     server.endpoints,
-                    server.offer(source, source.on_released),
+                    bound(server.offer(source, PULL_KEY, source.on_released)),
                     [(place, source.blocks[place]) for place in range(4)],
                     timeout_s=20,
                 )
@@ -88,9 +89,11 @@ async def test_a_cancelled_pull_writes_nothing_more() -> None:
     source = FakeSource(blocks=range(16))
     memory = memory_of(ours)
     async with pair(theirs, ours) as (server, client):
-        ticket = server.offer(source, source.on_released, source.on_failed)
+        ticket = server.offer(source, PULL_KEY, source.on_released, source.on_failed)
         wanted = [(n, n) for n in range(16)]
-        pull = asyncio.create_task(client.pull(server.endpoints, ticket, wanted, timeout_s=20))
+        pull = asyncio.create_task(
+            client.pull(server.endpoints, bound(ticket), wanted, timeout_s=20)
+        )
         await until(lambda: memory[4096] == memory_of(theirs)[4096])  # it has begun
         pull.cancel()
         await asyncio.wait([pull])
@@ -113,7 +116,7 @@ async def test_a_source_that_is_killed_or_stopped_writes_nothing_more(
         ticket, endpoint = (await line(source)).split()
         wanted = [(n, n) for n in range(8)]
         pull = asyncio.create_task(
-            client.pull([endpoint], bytes.fromhex(ticket), wanted, timeout_s=30)
+            client.pull([endpoint], bound(bytes.fromhex(ticket)), wanted, timeout_s=30)
         )
         assert await line(source) == "asked"
         tell(source, "all")
@@ -138,16 +141,16 @@ async def test_a_source_that_answers_after_a_stop_is_pulled_from_again() -> None
     source = FakeSource(blocks=range(16))
     async with pair(theirs, ours) as (server, client):
         wanted = [(n, n) for n in range(16)]
-        ticket = server.offer(source, source.on_released)
-        await client.pull(server.endpoints, ticket, wanted, timeout_s=20)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
+        await client.pull(server.endpoints, bound(ticket), wanted, timeout_s=20)
         link = next(iter(client._running.values()))
         moving = link._moving
         moving._agent = None  # pyright: ignore[reportAttributeAccessIssue]
-        ticket = server.offer(source, source.on_released)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
         with pytest.raises(TransferError, match="lost"):
-            await client.pull(server.endpoints, ticket, wanted, timeout_s=20)
-        ticket = server.offer(source, source.on_released)
-        await client.pull(server.endpoints, ticket, wanted, timeout_s=20)
+            await client.pull(server.endpoints, bound(ticket), wanted, timeout_s=20)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
+        await client.pull(server.endpoints, bound(ticket), wanted, timeout_s=20)
     assert all_bytes(ours) == all_bytes(theirs)
 
 
@@ -159,9 +162,9 @@ async def test_without_nixl_the_same_address_is_dialled_for_tcp(
     client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
     await server.start()
     source = FakeSource(blocks=range(4))
-    ticket = server.offer(source, source.on_released)
+    ticket = server.offer(source, PULL_KEY, source.on_released)
     both = [server.endpoints[0].replace("tcp:", "nixl:"), *server.endpoints]
-    assert (await client.pull(both, ticket, [(0, 0)], timeout_s=5)).backend == "tcp"
+    assert (await client.pull(both, bound(ticket), [(0, 0)], timeout_s=5)).backend == "tcp"
     await client.close()
     await server.close()
     with pytest.raises(

@@ -13,6 +13,7 @@ from headrace.kv_transfer.peers.server import TransferServer
 from helpers.kv.peers import BACKENDS, LAYOUT, MEMBERS, NOTICING, Backend
 from helpers.kv.pools import FakeSource, make_pool
 from helpers.kv.processes import line, process, tell
+from helpers.kv.pull_keys import PULL_KEY, bound
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -34,7 +35,7 @@ async def test_a_source_that_is_killed_or_stopped(backend: Backend, how: signal.
         ticket, endpoint = (await line(source)).split()
         wanted = [(n, n) for n in range(8)]
         pull = asyncio.create_task(
-            client.pull([endpoint], bytes.fromhex(ticket), wanted, timeout_s=30)
+            client.pull([endpoint], bound(bytes.fromhex(ticket)), wanted, timeout_s=30)
         )
         assert await line(source) == "asked"
         source.send_signal(how)
@@ -61,7 +62,7 @@ async def test_a_puller_that_is_killed_or_stopped(backend: Backend, how: signal.
             return super().ready(place, group)
 
     source = Source(blocks=range(8), done=set())
-    ticket = server.offer(source, source.on_released, failed.set)
+    ticket = server.offer(source, PULL_KEY, source.on_released, failed.set)
     async with process("pull", server.endpoints[0], ticket.hex(), "5") as puller:
         async with asyncio.timeout(30):
             await asked.wait()

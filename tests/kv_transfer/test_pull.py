@@ -25,6 +25,7 @@ from helpers.kv.pools import (
     memory_of,
     overwrite,
 )
+from helpers.kv.pull_keys import PULL_KEY, bound
 
 LAYOUT = "test-1 layers_per_group=2"
 BACKENDS = ("shm", "tcp")
@@ -57,8 +58,8 @@ async def test_blocks_arrive_as_they_are_and_nothing_else_changes(
     source = FakeSource(blocks=(3, 4, 5, 11, 0))
     wanted = [(0, 9), (1, 10), (2, 11), (4, 2)]
     async with pair(theirs, ours, backend) as (server, client):
-        ticket = server.offer(source, source.on_released)
-        pulled = await client.pull(server.endpoints, ticket, wanted, timeout_s=20)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
+        pulled = await client.pull(server.endpoints, bound(ticket), wanted, timeout_s=20)
         assert server.open_tickets == 0
     assert (pulled.backend, pulled.blocks) == (backend, 4)
     assert pulled.bytes == 4 * ours.block_bytes
@@ -91,8 +92,10 @@ async def test_what_becomes_ready_in_any_order_arrives_whole(
     source = FakeSource(blocks=(3, 4, 5, 11, 0), done=set())
     wanted = [(place, 15 - place) for place in places]
     async with pair(theirs, ours, backend) as (server, client):
-        ticket = server.offer(source, source.on_released)
-        pull = asyncio.create_task(client.pull(server.endpoints, ticket, wanted, timeout_s=20))
+        ticket = server.offer(source, PULL_KEY, source.on_released)
+        pull = asyncio.create_task(
+            client.pull(server.endpoints, bound(ticket), wanted, timeout_s=20)
+        )
         todo = list(order)
         for step in steps:
             for place, group in todo[:step]:
@@ -119,7 +122,7 @@ async def test_sixty_four_pulls_at_once(backend: str) -> None:
         pulls = [
             client.pull(
                 server.endpoints,
-                server.offer(source, source.on_released),
+                bound(server.offer(source, PULL_KEY, source.on_released)),
                 [(place, source.blocks[place]) for place in range(4)],
                 timeout_s=20,
             )
@@ -135,8 +138,8 @@ async def test_sixty_four_pulls_at_once(backend: str) -> None:
 async def test_a_pull_of_nothing_is_a_release(backend: str) -> None:
     source = FakeSource(blocks=(1, 2))
     async with pair(make_pool(), make_pool(), backend) as (server, client):
-        ticket = server.offer(source, source.on_released)
-        pulled = await client.pull(server.endpoints, ticket, [], timeout_s=20)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
+        pulled = await client.pull(server.endpoints, bound(ticket), [], timeout_s=20)
     assert (pulled.blocks, pulled.bytes, source.released) == (0, 0, 1)
 
 
@@ -147,8 +150,8 @@ async def test_the_best_back_end_that_both_can_do_is_taken() -> None:
     for able, taken in ((None, "shm"), (["tcp"], "tcp")):
         client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, backends=able, limits=QUICK)
         source = FakeSource(blocks=(1, 2))
-        ticket = server.offer(source, source.on_released)
-        pulled = await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
+        ticket = server.offer(source, PULL_KEY, source.on_released)
+        pulled = await client.pull(server.endpoints, bound(ticket), [(0, 0)], timeout_s=20)
         assert pulled.backend == taken
         await client.close()
     await server.close()
@@ -160,9 +163,9 @@ async def test_a_name_that_nobody_has_here_leaves_tcp() -> None:
     server = TransferServer(make_pool(), LAYOUT, members=MEMBERS, backends=["tcp"], limits=QUICK)
     client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
     await server.start()
-    ticket = server.offer(source, source.on_released)
+    ticket = server.offer(source, PULL_KEY, source.on_released)
     endpoints = ["shm:headrace-nobody", "word:1", "tcp:127.0.0.1:99999", *server.endpoints]
-    pulled = await client.pull(endpoints, ticket, [(0, 0)], timeout_s=20)
+    pulled = await client.pull(endpoints, bound(ticket), [(0, 0)], timeout_s=20)
     assert pulled.backend == "tcp"
     await client.close()
     await server.close()

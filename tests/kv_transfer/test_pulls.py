@@ -27,6 +27,7 @@ from headrace.wire.link import reachable
 from headrace.worker.outbox import MOST_REPORTS, Outbox
 from helpers.engine.toy import ToyModel
 from helpers.engine.toy_engine import engine_on
+from helpers.kv.pull_keys import PULL_KEY
 from helpers.kv.pulling import DONE, SOURCE, FakeClient
 from helpers.worker.fake_router import TIMEOUT_S
 
@@ -100,7 +101,7 @@ async def test_a_source_that_gives_nothing_does_not_hold_back_another_one() -> N
     bench = Bench()
     for number in range(3 * MAX_PULLS_OF_SOURCE):
         bench.start(number)
-    bench.start(1000, KvFrom("q", ["tcp:127.0.0.1:2"], 1000))
+    bench.start(1000, KvFrom("q", ["tcp:127.0.0.1:2"], 1000, PULL_KEY))
     await bench.until_started(MAX_PULLS_OF_SOURCE + 1)
     bench.client.ends[b"1000"].set_result(DONE)
     await bench.until_settled(1)
@@ -114,7 +115,7 @@ async def test_a_source_that_gives_nothing_does_not_hold_back_another_one() -> N
 async def test_only_so_many_pull_at_a_time_from_all_sources() -> None:
     bench = Bench()
     for number in range(MAX_PULLS + 2):
-        bench.start(number, KvFrom("p", [f"tcp:127.0.0.1:{number % 100}"], 1000))
+        bench.start(number, KvFrom("p", [f"tcp:127.0.0.1:{number % 100}"], 1000, PULL_KEY))
     await bench.until_started(MAX_PULLS)
     bench.client.ends[b"5"].set_result(DONE)
     await bench.until_started(MAX_PULLS + 1)

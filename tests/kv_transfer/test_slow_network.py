@@ -13,6 +13,7 @@ from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.server import TransferServer
 from helpers.kv.peers import MEMBERS
 from helpers.kv.pools import FakeSource, block_of, make_pool, overwrite
+from helpers.kv.pull_keys import PULL_KEY, bound
 
 BLOCKS = 4
 
@@ -47,9 +48,9 @@ async def test_a_release_waits_for_the_last_byte() -> None:
         await server.start()
         # as a prefill worker does once it is told: the blocks are somebody else's now
         source = FakeSource(blocks=tuple(range(BLOCKS)))
-        ticket = server.offer(source, lambda pool=theirs: overwrite(pool, 0))
+        ticket = server.offer(source, PULL_KEY, lambda pool=theirs: overwrite(pool, 0))
         places = [(block, block) for block in range(BLOCKS)]
-        pulled = await client.pull(server.endpoints, ticket, places, timeout_s=10)
+        pulled = await client.pull(server.endpoints, bound(ticket), places, timeout_s=10)
         assert pulled.blocks == BLOCKS
         assert [block_of(ours, block) for block in range(BLOCKS)] == expected
         await client.close()

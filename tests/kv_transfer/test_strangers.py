@@ -36,6 +36,7 @@ from helpers.kv.peers import (
     until,
 )
 from helpers.kv.pools import FakeSource, make_pool
+from helpers.kv.pull_keys import PULL_KEY, bound
 
 POOL = make_pool(seed=1)
 serving = partial(serving_of, POOL)
@@ -58,8 +59,8 @@ async def a_pull(server: TransferServer, backend: Backend) -> None:
     client = TransferClient(
         make_pool(), LAYOUT, members=MEMBERS, backends=[backend], limits=PATIENT
     )
-    ticket = server.offer(SOURCE, lambda: None)
-    pulled = await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
+    ticket = server.offer(SOURCE, PULL_KEY, lambda: None)
+    pulled = await client.pull(server.endpoints, bound(ticket), [(0, 0)], timeout_s=20)
     assert pulled.backend == backend
     await client.close()
 
@@ -123,7 +124,7 @@ async def test_members_and_strangers_of_either_way_have_room_of_their_own() -> N
         strangers(server, "tcp", SILENT),
         connected(server.endpoints, "tcp") as one_more,
     ):
-        ticket = server.offer(SOURCE, lambda: None)
+        ticket = server.offer(SOURCE, PULL_KEY, lambda: None)
         # the oldest of the strangers, so they were the first to leave
         for stream in (by_tcp, by_shm):
             stream.close("again")
@@ -203,7 +204,7 @@ async def test_a_source_whose_backlog_is_full_is_dialled_until_there_is_room() -
     first.connect("\0headrace-test-full")
     client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=PATIENT)
     pull = asyncio.create_task(
-        client.pull(["shm:headrace-test-full"], bytes(24), [(0, 0)], timeout_s=20)
+        client.pull(["shm:headrace-test-full"], bound(bytes(24)), [(0, 0)], timeout_s=20)
     )
     loop = asyncio.get_running_loop()
     for _ in range(20):

@@ -42,6 +42,7 @@ from headrace.wire.frames import (
     Ticket,
     TokenLogprob,
 )
+from helpers.kv.pull_keys import PULL_KEY
 from helpers.worker.frames import any_frame, as_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -157,11 +158,11 @@ def test_bytes_after_a_frame_are_refused(frame: Frame, tail: bytes) -> None:
             "offer.parents[1]: expected -1 or a place before 1, got 1",
         ),
         (
-            Fetch(1, KvFrom("w", [], 1), b"", bytes(16), [-1], [-1]),
+            Fetch(1, KvFrom("w", [], 1, PULL_KEY), b"", bytes(16), [-1], [-1]),
             "fetch.offset[0]: expected an integer of 32 bits, got -1",
         ),
         (
-            Fetch(1, KvFrom("w", [], 1), b"", bytes(16), [-1], [1, 2]),
+            Fetch(1, KvFrom("w", [], 1, PULL_KEY), b"", bytes(16), [-1], [1, 2]),
             "fetch.offset: expected 1 items, got 2",
         ),
     ],

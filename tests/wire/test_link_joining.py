@@ -121,7 +121,7 @@ async def test_a_refused_worker_does_not_dial_again() -> None:
 async def test_another_protocol_is_named_with_both_numbers() -> None:
     async def script(peer: Peer) -> None:
         await peer.hello()
-        await peer.write(packed(Welcome(9, "router-0", 250, b"", b"", bytes(32))))
+        await peer.write(packed(Welcome(PROTOCOL + 1, "router-0", 250, b"", b"", bytes(32))))
         await peer.gone()
 
     async with router(script) as at:
@@ -129,7 +129,7 @@ async def test_another_protocol_is_named_with_both_numbers() -> None:
             await link_to(at).connect()
     assert (caught.value.field, caught.value.expected, caught.value.got) == (
         "protocol",
-        "9",
+        str(PROTOCOL + 1),
         str(PROTOCOL),
     )
 

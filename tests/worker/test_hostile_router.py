@@ -36,6 +36,7 @@ from headrace.worker import outbox as outbox_module
 from headrace.worker import sessions
 from headrace.worker.outbox import MOST_ENDS, Outbox
 from helpers.engine.toy import make_submit
+from helpers.kv.pull_keys import PULL_KEY
 from helpers.worker.fake_router import FakeRouter
 from helpers.worker.link_scene import WELCOME, Peer, link_to, packed, router
 from helpers.worker.scene import joined, running, true_greedy
@@ -81,7 +82,7 @@ def test_long_frames_that_a_router_has_reason_to_send_are_read() -> None:
     blocks = 65_536
     hot = Fetch(
         request=1,
-        kv_from=KvFrom("p", ["tcp:h:1"], 1000),
+        kv_from=KvFrom("p", ["tcp:h:1"], 1000, PULL_KEY),
         ticket=bytes(24),
         names=bytes(16 * blocks),
         parents=[-1] * blocks,
@@ -321,7 +322,7 @@ async def test_only_so_many_fetches_are_in_flight(
     assert two.p.hello is not None
     for request in range(10):
         name = request.to_bytes(16, "little")
-        kv_from = KvFrom("p", two.p.hello.transfer, 20_000)
+        kv_from = KvFrom("p", two.p.hello.transfer, 20_000, PULL_KEY)
         two.d.send(Fetch(request, kv_from, bytes(24), name, [-1], [0]))
     await two.d.until(lambda: all(two.d.answer(n).transferred for n in range(10)))
     errors = [two.d.answer(request).transferred[0].error for request in range(10)]

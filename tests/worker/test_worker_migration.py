@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from headrace.wire.frames import Cancel, Drain, Fetch, KvFrom, Offer, Transferred
+from headrace.wire.frames import Cancel, Drain, Fetch, KvFrom, MigrationOrder, Offer, Transferred
 from helpers.engine.toy import make_submit
+from helpers.kv.pull_keys import OTHER_PULL_KEY, PULL_KEY
 from helpers.worker.scene import true_greedy
 from helpers.worker.split import Pair, pair
 
@@ -30,7 +31,7 @@ def fetch(two: Pair, offer: Offer, number: int, **changes: Any) -> Fetch:
     assert two.p.hello is not None
     whole = Fetch(
         request=number,
-        kv_from=KvFrom("p", two.p.hello.transfer, 20_000),
+        kv_from=KvFrom("p", two.p.hello.transfer, 20_000, PULL_KEY),
         ticket=offer.ticket,
         names=offer.names,
         parents=offer.parents,
@@ -40,7 +41,7 @@ def fetch(two: Pair, offer: Offer, number: int, **changes: Any) -> Fetch:
 
 
 async def offered(two: Pair, blocks: int = 100, budget_ms: int = 20_000) -> Offer:
-    two.p.send(Drain(budget_ms, migration=blocks))
+    two.p.send(Drain(budget_ms, MigrationOrder(blocks, PULL_KEY)))
     return await two.p.until_frame(Offer)
 
 
@@ -139,6 +140,27 @@ async def test_a_fetch_that_is_cancelled_or_has_a_bad_ticket_leaves_nothing(
     two.d.send(fetch(two, offer, 53), fetch(two, offer, 53))  # the second is none
     assert (await fetched(two, 53)).error is None
     two.p.send(Drain(0))
+    await two.prefill.ended()
+    two.decode.check()
+
+
+async def test_an_offer_is_for_those_who_have_its_key(pair_of_workers: Pair) -> None:
+    two = pair_of_workers
+    assert two.p.hello is not None
+    two.p.send(make_submit(1, LONG, max_tokens=1))
+    await two.p.until_freed(1)
+    offer = await offered(two)
+    stranger = KvFrom("p", two.p.hello.transfer, 20_000, OTHER_PULL_KEY)
+    for number in (50, 51):  # the second time others have a connection
+        two.d.send(fetch(two, offer, number, kv_from=stranger))
+        assert (await fetched(two, number)).error == "refused"
+        assert two.d.cache == set()
+        two.d.send(fetch(two, offer, number + 10, offset=[99] * 10))
+        assert (await fetched(two, number + 10)).error == "refused"
+    two.d.send(fetch(two, offer, 70))
+    report = await fetched(two, 70)
+    assert (report.error, report.blocks) == (None, 10)
+    two.p.send(Drain(20_000))
     await two.prefill.ended()
     two.decode.check()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from headrace.wire.frames import (
     Transferred,
 )
 from helpers.engine.toy import make_submit, pack
+from helpers.kv.pull_keys import OTHER_PULL_KEY, PULL_KEY
 from helpers.worker.fake_router import TIMEOUT_S, FakeRouter
 from helpers.worker.scene import joined, running, true_greedy
 from helpers.worker.split import PREFILL, Legs, Pair, pair
@@ -88,6 +90,40 @@ async def test_a_ticket_that_is_none_makes_the_worker_do_it_itself(
     assert two.pull_outcomes(1) == ["refused"]
     two.p.send(Cancel(PREFILL + 1))
     await two.p.until_freed(PREFILL + 1)
+    two.check()
+
+
+async def test_without_the_key_of_the_ticket_the_prompt_is_computed_here(two: Pair) -> None:
+    two.submit(1, LONG, max_tokens=5, pull_key=OTHER_PULL_KEY)
+    await two.pass_on(1)
+    assert await two.go_on(1)
+    await two.d.until_freed(1)
+    assert two.joined(1).ids == true_greedy(LONG, 5)
+    assert two.pull_outcomes(1) == ["refused"]
+    two.p.send(Cancel(PREFILL + 1))
+    await two.p.until_freed(PREFILL + 1)
+    two.check()
+
+
+async def test_a_ticket_that_was_stolen_is_still_that_of_its_request(two: Pair) -> None:
+    """One request's ticket comes to another one's decode leg, over the connection that both use."""
+    await two.whole(9, [1, 2, 3], max_tokens=2)
+    two.submit(1, LONG, max_tokens=5)
+    ready = await two.ready(1)
+    stolen = make_submit(2, LONG, max_tokens=5, salt=b"thief")
+    assert two.p.hello is not None
+    kv_from = KvFrom("p", two.p.hello.transfer, 20_000, OTHER_PULL_KEY)
+    two.d.send(replace(stolen, kv_from=kv_from), Ticket(2, ready.ticket))
+    await two.d.until(lambda: bool(two.pull_outcomes(2)))
+    two.d.send(Continue(2, b""))
+    await two.d.until_freed(2)
+    assert two.pull_outcomes(2) == ["refused"]
+    assert two.d.answer(2).ids == true_greedy(LONG, 5)
+    await two.pass_on(1)
+    assert await two.go_on(1)
+    await two.freed(1)
+    assert two.joined(1).ids == true_greedy(LONG, 5)
+    assert two.pull_outcomes(1) == [None]
     two.check()
 
 
@@ -271,7 +307,7 @@ async def test_a_worker_that_moves_no_kv_says_so(tmp_path: Path) -> None:
         talk = await joined(router)
         legs = (
             make_submit(1, [1], lease_ms=1),
-            make_submit(2, [1], kv_from=KvFrom("p", [], 1)),
+            make_submit(2, [1], kv_from=KvFrom("p", [], 1, PULL_KEY)),
         )
         talk.send(*legs, Ticket(3, b""), Continue(3, b""))
         await talk.until(lambda: all(talk.answer(n).failed is not None for n in (1, 2)))

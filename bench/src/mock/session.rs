@@ -300,7 +300,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             Frame::Drain(drain) => {
                 let until = Instant::now() + Duration::from_millis(drain.budget_ms.min(1 << 32));
                 if self.drain_until.is_none() {
-                    if drain.migration > 0 {
+                    if drain.migration.is_some() {
                         self.outbox.push(Frame::Offer(nothing_to_offer()))?;
                     }
                     self.outbox.push(Frame::Bye(Bye { reason: "draining".into() }))?;

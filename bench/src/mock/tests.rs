@@ -418,7 +418,7 @@ async fn a_cancel_is_answered_whatever_it_names() {
 async fn a_drained_fleet_says_goodbye_and_ends() {
     let (mut router, mut running, _) = by_hand("").await;
     router.serve(1, 3).await;
-    router.send(Frame::Drain(Drain { budget_ms: 10_000, migration: 0 })).await;
+    router.send(Frame::Drain(Drain { budget_ms: 10_000, migration: None })).await;
     timeout(IN_TIME, running.ended()).await.unwrap().unwrap();
     let mut last = None;
     while let Ok(Some(frame)) = router.reader.next().await {

@@ -88,6 +88,7 @@ class Intake:
             prompt_logprobs=[] if scores else None,
             pooled=None if submit.pooling is None else PooledPrompt(submit.pooling, len(prompt)),
             export_lease_ms=None if submit.kv_transfer is None else submit.kv_transfer.lease_ms,
+            export_pull_key=b"" if submit.kv_transfer is None else submit.kv_transfer.pull_key,
             kv_import=kv_import,
         )
 

@@ -76,6 +76,7 @@ class Sequence:
     export_lease_ms: int | None = (
         None  # lease of its KV, which another worker pulls after the first token
     )
+    export_pull_key: bytes = field(default=b"", repr=False)  # of its ticket, with `export_lease_ms`
     export: KvExport | None = None  # from the admission on, with `export_lease_ms`
     lease_end_s: float | None = None  # set once its first token is out
     kv_import: KvImport | None = None  # its KV comes from another worker; None once it runs

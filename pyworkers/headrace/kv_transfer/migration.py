@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from headrace.engine.sequence import Key
 from headrace.kv_transfer.producer import Tell
 from headrace.kv_transfer.pulls import Pull, Puller
-from headrace.wire.frames import NAME_BYTES, Fetch, Offer, TransferFailure, Transferred
+from headrace.wire.frames import (
+    NAME_BYTES,
+    Fetch,
+    MigrationOrder,
+    Offer,
+    TransferFailure,
+    Transferred,
+)
 
 if TYPE_CHECKING:
     from headrace.engine.cache.migration import Adoption
@@ -48,14 +55,15 @@ class Migration:
         self._source: Pinned | None = None
         self.until_s: float | None = None  # None: nothing is offered
 
-    def offer(self, most: int, budget_s: float, now_s: float) -> Offer:
-        """Pin up to `most` of the hottest blocks and let them be pulled. An offer made before ends."""
+    def offer(self, order: MigrationOrder, budget_s: float, now_s: float) -> Offer:
+        """Pin as many of the hottest blocks as `order` says and let them be pulled. An offer made before ends."""
         self.end()
-        hot = self._engine.pool.hottest(min(most, MOST_OFFERED))  # parents first, whole chains
+        most = min(order.blocks, MOST_OFFERED)
+        hot = self._engine.pool.hottest(most)  # parents first, whole chains
         names = [block.name for block in hot]
         lease_s = min(budget_s, LEASE_S)
         self._source = Pinned(self._engine.pinned.pin(names))
-        self._ticket = self._server.offer(self._source, lambda: None, shared=True)
+        self._ticket = self._server.offer(self._source, order.pull_key, lambda: None, shared=True)
         self.until_s = now_s + lease_s
         place = {name: at for at, name in enumerate(names)}
         return Offer(

@@ -51,7 +51,7 @@ class Producer:
         for export in self._engine.kv_exports.take():
             key = export.key
             done, failed = partial(self._done, key), partial(self._failed, key)
-            ticket = self._server.offer(export, done, failed)
+            ticket = self._server.offer(export, export.pull_key, done, failed)
             self._open[key] = OpenExport(export, ticket)
             self._tell(key.link, KvReady(key.request, ticket, export.lease_ms))
         if self._open:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.engine.sequence import Key
-from headrace.kv_transfer.backends.base import TransferError
+from headrace.kv_transfer.backends.base import BoundTicket, TransferError
 from headrace.wire.frames import KvFrom, TransferBackend, TransferFailure, Transferred
 
 if TYPE_CHECKING:
@@ -124,8 +124,9 @@ class Puller:
 
     async def _run(self, pull: Pull) -> Transferred:
         try:
+            ticket = BoundTicket(pull.ticket, pull.kv_from.pull_key)
             moved = await self._client.pull(
-                pull.kv_from.transfer, pull.ticket, pull.wanted, timeout_s=LONGEST_PULL_S
+                pull.kv_from.transfer, ticket, pull.wanted, timeout_s=LONGEST_PULL_S
             )
         except TransferError as error:
             log.warning(

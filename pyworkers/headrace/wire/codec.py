@@ -21,6 +21,7 @@ from headrace.wire.frames import (
     MOST_OTHER_PROMPTS,
     NAME_BYTES,
     PROTOCOL,
+    PULL_KEY_BYTES,
     Blocks,
     Bye,
     Cancel,
@@ -35,7 +36,10 @@ from headrace.wire.frames import (
     GrammarTotals,
     GroupTotals,
     Hello,
+    KvFrom,
     KvReady,
+    KvTransfer,
+    MigrationOrder,
     ModelPart,
     Offer,
     OtherPrompts,
@@ -87,6 +91,11 @@ def _ticket_rule(frame: KvReady | Ticket | Offer | Fetch) -> None:
     if len(frame.ticket) > MAX_TICKET_BYTES:
         got = str(len(frame.ticket))
         raise MalformedFrame(".ticket", f"at most {MAX_TICKET_BYTES} bytes", got)
+
+
+def _pull_key_rule(part: KvFrom | KvTransfer | MigrationOrder) -> None:
+    if len(part.pull_key) != PULL_KEY_BYTES:
+        raise MalformedFrame(".pull_key", f"{PULL_KEY_BYTES} bytes", str(len(part.pull_key)))
 
 
 def _refuse_rule(frame: Refuse) -> None:
@@ -193,6 +202,9 @@ def _one_each(field: str, items: list[int], blocks: int) -> None:
 
 _RULES: Final[dict[type, Callable[[Any], None]]] = {
     KvReady: _ticket_rule,
+    KvFrom: _pull_key_rule,
+    KvTransfer: _pull_key_rule,
+    MigrationOrder: _pull_key_rule,
     Refuse: _refuse_rule,
     Offer: _offer_rule,
     Ticket: _ticket_rule,

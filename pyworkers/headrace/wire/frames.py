@@ -13,9 +13,10 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from headrace.wire.schema import I8, I32, U8, U16, U32, U64
 
-PROTOCOL: Final = 8
+PROTOCOL: Final = 9
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
+PULL_KEY_BYTES: Final = 32
 MAX_GRAMMAR_BYTES: Final = 64 << 10  # of a source, in UTF-8
 MAX_MARKER_TOKENS: Final = 64  # of what begins or ends reasoning
 MOST_OTHER_PROMPTS: Final = 16
@@ -84,7 +85,7 @@ class TransferFailure(StrEnum):
     EXPIRED = "expired"  # the lease was over
     CHECKSUM = "checksum"
     TIMEOUT = "timeout"  # of the pull as a whole
-    REFUSED = "refused"  # unknown or used ticket, another version
+    REFUSED = "refused"  # unknown or used ticket, another pull key, another version
     LAYOUT = "layout"  # the pools differ
     NO_ROOM = (
         "no_room"  # one end has as much under way as it takes; neither way nor source is to blame
@@ -507,6 +508,7 @@ class KvFrom:
     worker: str
     transfer: list[str]
     timeout_ms: U32
+    pull_key: bytes = field(repr=False)  # as the source has it: in no log
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,6 +516,7 @@ class KvTransfer:
     """Makes a leg one that computes the prompt and one token, and keeps the KV for another worker."""
 
     lease_ms: U32
+    pull_key: bytes = field(repr=False)  # the ticket is of use only with it: in no log
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,11 +570,19 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class MigrationOrder:
+    """Has a worker that leaves offer its hottest cached blocks."""
+
+    blocks: U32  # at most
+    pull_key: bytes = field(repr=False)  # the offer's ticket is of use only with it: in no log
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Take nothing new, finish what runs, leave."""
 
     budget_ms: U64
-    migration: U32 = 0
+    migration: MigrationOrder | None = None  # None ends an offer made before
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ class Worker:
         """Offer what is hot first. A later Drain that wants no offer ends the one there is."""
         budget_s = drain.budget_ms / 1e3
         if self._connector is not None:
-            if drain.migration:
+            if drain.migration is not None:
                 peer.outbox.tell(self._connector.migration.offer(drain.migration, budget_s, now_s))
             else:
                 self._connector.migration.end()

@@ -26,8 +26,8 @@ pub use self::handshake::{
     Capacity, Fingerprints, Group, Hello, Prove, QueueRule, Role, StepCost, Welcome,
 };
 pub use self::migration::{
-    Continue, Fetch, KvFrom, KvReady, KvTransfer, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket,
-    TransferBackend, TransferFailure, Transferred,
+    Continue, Fetch, KvFrom, KvReady, KvTransfer, MAX_TICKET_BYTES, MigrationOrder, NAME_BYTES,
+    Offer, Ticket, TransferBackend, TransferFailure, Transferred,
 };
 pub use self::other_prompts::{MOST_OTHER_PROMPTS, OtherPrompt, OtherPrompts};
 pub use self::refusal::{OtherVersion, Refuse, RefuseReason};
@@ -38,7 +38,7 @@ pub use self::words::Word;
 use self::words::words;
 
 /// Version of this protocol. A peer that speaks another one is refused with both numbers ([`OtherVersion`]).
-pub const PROTOCOL: u16 = 8;
+pub const PROTOCOL: u16 = 9;
 
 /// Longest frame body in bytes. A longer one closes the link.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -431,8 +431,8 @@ pub struct Cancel {
 pub struct Drain {
     /// What runs may run this long.
     pub budget_ms: u64,
-    /// Offer at most so many of the hottest cached blocks first ([`Offer`]); 0 offers none, and ends an offer made before.
-    pub migration: u32,
+    /// Offer the hottest cached blocks first; `None` offers none, and ends an offer made before.
+    pub migration: Option<MigrationOrder>,
 }
 
 /// Asks for a sign of life.

@@ -1,6 +1,9 @@
-//! What the deployment secret turns into: the key of the block hash, and the proofs that two peers give each other.
+//! What the deployment secret turns into: the key of the block hash, and the proofs that two peers give each other. And
+//! the keys that the router draws for pulls of KV.
 
 use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 /// Key of the block hash. Equal in the router and in all its workers, unknown outside.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -17,6 +20,18 @@ impl HashKey {
 impl fmt::Debug for HashKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("HashKey(..)") // who reads a log must not be able to craft collisions
+    }
+}
+
+/// Random key of one pull: the router gives it to the two workers that move the KV, and to nobody else. The ticket of the
+/// pull is of use only with this key.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PullKey(#[serde(with = "serde_bytes")] pub [u8; 32]);
+
+impl fmt::Debug for PullKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PullKey(..)") // who reads a log must not be able to pull
     }
 }
 

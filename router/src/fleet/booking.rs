@@ -11,6 +11,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::decision::Decision;
 use crate::core::frame::{KvFrom, KvTransfer, RequestId, Submit};
 use crate::core::scheduler::LegOutput;
+use crate::core::secret::PullKey;
 use crate::error::RouteError;
 use crate::fleet::stream::{Mailbox, TokenStream};
 use crate::limits::memory::MemoryShare;
@@ -142,13 +143,16 @@ impl Reservation {
 
     fn legs(&self, submit: Box<Submit>, prefill: &PrefillPlace) -> (Box<Submit>, Box<Submit>) {
         let FleetConfig { kv_lease, transfer_timeout, .. } = self.registry.setup.config.fleet;
+        // drawn for these two legs alone: no other worker can pull with their ticket
+        let pull_key = PullKey(self.registry.setup.random_bytes());
         let (mut of_decode, mut of_prefill) = (submit.clone(), submit);
         of_prefill.request = prefill.place.request;
-        of_prefill.kv_transfer = Some(KvTransfer { lease_ms: millis(kv_lease) });
+        of_prefill.kv_transfer = Some(KvTransfer { lease_ms: millis(kv_lease), pull_key });
         of_decode.kv_from = Some(KvFrom {
             worker: prefill.place.link.worker.clone(),
             transfer: prefill.transfer.clone(),
             timeout_ms: millis(transfer_timeout),
+            pull_key,
         });
         (of_decode, of_prefill)
     }

@@ -16,10 +16,10 @@ use self::msgpack::{BodyReader, Fault, FaultKind, Item, Read, Wire, put_array_le
 use crate::core::frame::{
     Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Frame,
     Freed, Grammar, GrammarTotals, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load,
-    MAX_FRAME_BYTES, MOST_OTHER_PROMPTS, ModelPart, Offer, OtherPrompt, OtherPrompts, OtherVersion,
-    Output, PROTOCOL, Ping, Prove, Ranked, Reasoning, Refuse, Resume, Resync, Sampling, Snapshot,
-    Step, StepCost, StoredRun, Submit, Ticket, TokenLimits, TokenLogprob, TraceContext,
-    Transferred, Welcome,
+    MAX_FRAME_BYTES, MOST_OTHER_PROMPTS, MigrationOrder, ModelPart, Offer, OtherPrompt,
+    OtherPrompts, OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked, Reasoning, Refuse, Resume,
+    Resync, Sampling, Snapshot, Step, StepCost, StoredRun, Submit, Ticket, TokenLimits,
+    TokenLogprob, TraceContext, Transferred, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -305,8 +305,9 @@ structs! {
     TokenLimits { allowed, banned, lengths } => rules::token_limits
     Grammar { kind, source } => rules::grammar
     Reasoning { begin, end, max_tokens, begun, ends_too } => rules::reasoning
-    KvFrom { worker, transfer, timeout_ms }
-    KvTransfer { lease_ms }
+    KvFrom { worker, transfer, timeout_ms, pull_key }
+    KvTransfer { lease_ms, pull_key }
+    MigrationOrder { blocks, pull_key }
     Resume { generated, rng_counter }
     Describe { fingerprint }
     Cancel { request }

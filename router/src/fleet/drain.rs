@@ -21,7 +21,8 @@ use super::link::{Link, LinkError};
 use super::pool::WorkerPool;
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{self, Cancel, FailureKind, Frame, Offer, Transferred};
+use crate::core::frame::{self, Cancel, FailureKind, Frame, MigrationOrder, Offer, Transferred};
+use crate::core::secret::PullKey;
 use crate::process::lock::Lock;
 
 /// For a worker to say what it offers.
@@ -148,7 +149,8 @@ impl Registry {
         });
         link.will_leave();
         tracing::info!(worker, budget = ?order.budget, blocks = asked, "draining");
-        link.send(drain_frame(order.budget, asked));
+        let migration = MigrationOrder { blocks: asked, pull_key: drain.pull_key };
+        link.send(drain_frame(order.budget, Some(migration).filter(|order| order.blocks > 0)));
         let (registry, followed) = (Arc::clone(self), Arc::clone(&drain));
         tokio::spawn(async move {
             let end = registry.end.clone();
@@ -172,8 +174,10 @@ impl Registry {
         let (link, source) = (Arc::clone(&found.link), &found.hello);
         let moves = source.kv_block_bytes > 0 && !source.transfer.is_empty();
         let asked = if moves { order.migration } else { 0 };
-        let drain =
-            Arc::new(DrainProgress::new(source, link.id, order.budget, asked, link.in_flight()));
+        let pull_key = PullKey(self.setup.random_bytes());
+        let running = link.in_flight();
+        let drain = DrainProgress::new(source, link.id, order.budget, asked, running, pull_key);
+        let drain = Arc::new(drain);
         self.drains.remember(&drain);
         state.pool(link.id).expect("it was found").set_draining(link.id);
         Ok((drain, link, asked))
@@ -199,7 +203,7 @@ impl Registry {
             drain.migration_ended(outcome);
             // the pins go, and the worker may leave when it has nothing to do
             let left = deadline.saturating_duration_since(Instant::now());
-            link.send(drain_frame(left, 0));
+            link.send(drain_frame(left, None));
         } else {
             let why = if order.migration > 0 { Outcome::CannotMove } else { Outcome::NotAsked };
             drain.migration_ended(why);
@@ -312,7 +316,7 @@ fn every(offer: &Offer) -> Vec<usize> {
     (0..offer.hits.len()).collect()
 }
 
-fn drain_frame(budget: Duration, migration: u32) -> Frame {
+fn drain_frame(budget: Duration, migration: Option<MigrationOrder>) -> Frame {
     let budget_ms = u64::try_from(budget.as_millis()).unwrap_or(u64::MAX);
     Frame::Drain(frame::Drain { budget_ms, migration })
 }

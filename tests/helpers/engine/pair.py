@@ -12,8 +12,9 @@ from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.wire.frames import Failed, KvFrom, KvTransfer, Output, Submit, TokenLogprob
 from helpers.kv.block_copy import copy_block
+from helpers.kv.pull_keys import PULL_KEY
 
-KV_FROM = KvFrom(worker="p", transfer=["none"], timeout_ms=1000)
+KV_FROM = KvFrom(worker="p", transfer=["none"], timeout_ms=1000, pull_key=PULL_KEY)
 
 
 @dataclass
@@ -101,6 +102,6 @@ def unsplit(engine: Engine, submit: Submit) -> Heard:
 
 def legs_of(submit: Submit, p: int, d: int) -> tuple[Submit, Submit]:
     return (
-        replace(submit, request=p, kv_transfer=KvTransfer(1000)),
+        replace(submit, request=p, kv_transfer=KvTransfer(1000, PULL_KEY)),
         replace(submit, request=d, kv_from=KV_FROM),
     )

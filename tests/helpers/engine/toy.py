@@ -19,6 +19,7 @@ from headrace.models.step_memory import StepMemory
 from headrace.wire.frames import KvFrom, KvTransfer, Resume, Sampling, Submit
 from headrace_kernels.ops import KvPool, KvRegion
 from headrace_kernels.pool_memory import PoolMemory
+from helpers.kv.pull_keys import PULL_KEY
 
 if TYPE_CHECKING:
     from headrace_kernels.batch import Batch, DraftBatch
@@ -222,5 +223,5 @@ def make_submit(
         salt=salt,
         kv_from=kv_from,
         resume=None if resumed is None else Resume(pack(resumed), len(resumed)),
-        kv_transfer=None if lease_ms is None else KvTransfer(lease_ms),
+        kv_transfer=None if lease_ms is None else KvTransfer(lease_ms, PULL_KEY),
     )

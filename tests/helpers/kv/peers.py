@@ -15,7 +15,13 @@ from headrace import _core
 from headrace.kv_transfer.backends.base import VERSION, Limits, LinkBroken, layout_text
 from headrace.kv_transfer.backends.memory import HostMemory
 from headrace.kv_transfer.backends.shm import ShmExporter
-from headrace.kv_transfer.peers.members import NONCE_BYTES, PROOF_BYTES, Members, Transcript
+from headrace.kv_transfer.peers.members import (
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Members,
+    Transcript,
+    pull_proof,
+)
 from headrace.kv_transfer.peers.messages import (
     Challenge,
     Data,
@@ -30,6 +36,7 @@ from headrace.kv_transfer.peers.messages import (
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace.kv_transfer.peers.stream import Stream
 from headrace_kernels.ops import KvPool
+from helpers.kv.pull_keys import PULL_KEY
 
 LAYOUT = "test-1 layers_per_group=2"
 PATIENT = Limits(heartbeat_s=20.0, dial_s=60.0, handshake_s=60.0, stranger_s=60.0)  # not passed
@@ -116,7 +123,8 @@ class SourceScript:
         assert isinstance(prove, KvProve)
         transcript = Transcript(hello.nonce, NONCE, prove.ticket)
         assert isinstance(await self.stream.receive(), KvOpen)
-        self.proof = MEMBERS.answer(transcript, prove.proofs) or bytes(PROOF_BYTES)
+        met = MEMBERS.answer(transcript, prove.proofs)
+        self.proof = bytes(PROOF_BYTES) if met is None else met.proof
         return transcript
 
     async def welcome(self, about: bytes | None = None) -> None:
@@ -197,19 +205,49 @@ async def proven(
     stream: Stream, ticket: bytes, nonce: bytes = NONCE, members: Members = MEMBERS
 ) -> KvProve:
     """What a client says to the source's challenge, for which this waits."""
+    return prove_of(await challenged(stream, ticket, nonce), members)
+
+
+async def challenged(stream: Stream, ticket: bytes, nonce: bytes = NONCE) -> Transcript:
+    """What a client's proofs are about."""
     await stream.send([KvHello(VERSION, nonce)])
     challenge = await stream.receive()
     assert isinstance(challenge, Challenge), challenge
-    return KvProve(ticket, members.puller_proofs(Transcript(nonce, challenge.nonce, ticket)))
+    return Transcript(nonce, challenge.nonce, ticket)
 
 
-async def greet(stream: Stream, pool: KvPool, backend: Backend, ticket: bytes) -> None:
-    """A client's handshake; what came with the Welcome is thrown away."""
+def prove_of(about: Transcript, members: Members = MEMBERS, pull_key: bytes = PULL_KEY) -> KvProve:
+    proofs = members.puller_proofs(about)
+    return KvProve(about.ticket, proofs, pull_proof(pull_key, b"".join(proofs), about.ticket))
+
+
+async def greet(stream: Stream, pool: KvPool, backend: Backend, ticket: bytes) -> bytes:
+    """A client's handshake, and what the proofs of its pulls are about. What came with the Welcome is thrown away."""
+    return await let_in(stream, pool, backend, await challenged(stream, ticket))
+
+
+async def let_in(stream: Stream, pool: KvPool, backend: Backend, about: Transcript) -> bytes:
+    """The same from the challenge on."""
     import os
 
-    prove = await proven(stream, ticket)
-    await stream.send([prove, KvOpen(layout_text(LAYOUT, pool), [backend])])
+    await stream.send([prove_of(about), KvOpen(layout_text(LAYOUT, pool), [backend])])
     welcome, fds = await stream.receive_with_fds(1 << 16)
     for fd in fds:
         os.close(fd)
     assert isinstance(welcome, KvWelcome), welcome
+    shared = MEMBERS.shared(about, welcome.proof)
+    assert shared is not None
+    return shared
+
+
+def pull_of(
+    shared: bytes,
+    ticket: bytes,
+    places: list[int],
+    number: int = 0,
+    *,
+    pull_key: bytes = PULL_KEY,
+) -> PullBlocks:
+    """What a client says for a pull after its handshake."""
+    proof = pull_proof(pull_key, shared, ticket)
+    return PullBlocks(number, ticket, proof, array("I", places).tobytes())

@@ -16,6 +16,7 @@ from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.server import TransferServer
 from helpers.kv.peers import LAYOUT, MEMBERS, PATIENT
 from helpers.kv.pools import FakeSource, make_pool
+from helpers.kv.pull_keys import PULL_KEY, bound
 
 
 def say(*words: object) -> None:
@@ -43,7 +44,7 @@ async def source(backend: str, seed: int, layer_bytes: int) -> None:
         say(word)
         ended.set()
 
-    ticket = server.offer(blocks, lambda: end("released"), lambda: end("failed"))
+    ticket = server.offer(blocks, PULL_KEY, lambda: end("released"), lambda: end("failed"))
     say(ticket.hex(), *server.endpoints)
     loop = asyncio.get_running_loop()
     if await loop.run_in_executor(None, sys.stdin.readline) == "all\n":
@@ -58,7 +59,7 @@ async def pull(endpoint: str, ticket: bytes, seed: int) -> None:
     ours = make_pool()
     client = TransferClient(ours, LAYOUT, members=MEMBERS, limits=PATIENT)
     try:
-        await client.pull([endpoint], ticket, [(n, n) for n in range(8)], timeout_s=30)
+        await client.pull([endpoint], bound(ticket), [(n, n) for n in range(8)], timeout_s=30)
     except TransferError as error:
         say(error.kind)
     else:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from headrace.kv_transfer.backends.base import Pulled
+from headrace.kv_transfer.backends.base import BoundTicket, Pulled
 from headrace.wire.frames import KvFrom, TransferBackend
+from helpers.kv.pull_keys import PULL_KEY
 
 DONE = Pulled(backend=TransferBackend.SHM, blocks=1, bytes=64, ms=0.5, total_ms=1.0)
-SOURCE = KvFrom("p", ["tcp:127.0.0.1:1"], 1000)
+SOURCE = KvFrom("p", ["tcp:127.0.0.1:1"], 1000, PULL_KEY)
 
 
 class FakeClient:
@@ -25,13 +26,15 @@ class FakeClient:
     async def pull(
         self,
         _: Sequence[str],
-        ticket: bytes,
+        bound: BoundTicket,
         wanted: Sequence[tuple[int, int]],
         *,
         timeout_s: float,
     ) -> Pulled:
         assert timeout_s > 0
         assert wanted
+        assert bound.pull_key == PULL_KEY
+        ticket = bound.ticket
         self.started.append(ticket)
         self.another.set()
         self.writing.add(ticket)

@@ -16,6 +16,7 @@ from headrace.wire.frames import (
     MOST_OTHER_PROMPTS,
     NAME_BYTES,
     PROTOCOL,
+    PULL_KEY_BYTES,
     U32,
     U64,
     Continue,
@@ -26,6 +27,8 @@ from headrace.wire.frames import (
     Hello,
     KvFrom,
     KvReady,
+    KvTransfer,
+    MigrationOrder,
     Offer,
     OtherPrompt,
     OtherPrompts,
@@ -131,6 +134,12 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     }
     if hint in plain:
         return plain[hint]
+    if hint in {KvFrom, KvTransfer, MigrationOrder}:
+        fields = [
+            _values(field)
+            for field in list(get_type_hints(hint, include_extras=True).values())[:-1]
+        ]
+        return st.builds(hint, *fields, st.binary(min_size=PULL_KEY_BYTES, max_size=PULL_KEY_BYTES))
     if hint is Reasoning:
         marker = st.lists(_values(U32), max_size=MAX_MARKER_TOKENS)
         return st.builds(Reasoning, marker, marker.filter(bool), _values(U32 | None))

@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.wire.frames import Cancel, Continue, KvFrom, KvReady, KvTransfer, Ticket
 from helpers.engine.toy import make_submit, pack
+from helpers.kv.pull_keys import PULL_KEY
 from helpers.worker.fake_router import Answer, Conversation, FakeRouter
 from helpers.worker.scene import Scene, joined, running
 
@@ -31,15 +32,18 @@ class Legs:
         *,
         lease_ms: int = 20_000,
         timeout_ms: int = 20_000,
+        pull_key: bytes = PULL_KEY,
         **fields: Any,
     ) -> None:
-        """Give both legs of a request to their workers."""
+        """Give both legs of a request to their workers; `pull_key` is the decode worker's."""
         assert self.p.hello is not None
         hello = self.p.hello
         leg = make_submit(number, prompt, **fields)
         ways = hello.transfer if self.transfer is None else self.transfer
-        kv_from = KvFrom(hello.worker, ways, timeout_ms)
-        self.p.send(replace(leg, request=PREFILL + number, kv_transfer=KvTransfer(lease_ms)))
+        kv_from = KvFrom(hello.worker, ways, timeout_ms, pull_key)
+        self.p.send(
+            replace(leg, request=PREFILL + number, kv_transfer=KvTransfer(lease_ms, PULL_KEY))
+        )
         self.d.send(replace(leg, kv_from=kv_from))
 
     async def ready(self, number: int) -> KvReady:

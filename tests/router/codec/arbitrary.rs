@@ -1,6 +1,7 @@
 //! Strategies for every frame. They are boxed because unboxed ones, nested like this, overflow a test's stack.
 
 use headrace_router::core::frame::*;
+use headrace_router::core::secret::PullKey;
 use proptest::collection::vec;
 use proptest::num::f64;
 use proptest::option;
@@ -63,7 +64,7 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
         submit().prop_map(Frame::Submit),
         text().prop_map(|fingerprint| Frame::Describe(Describe { fingerprint })),
         request().prop_map(|request| Frame::Cancel(Cancel { request })),
-        (int64(), int32())
+        (int64(), option::of(migration_order()))
             .prop_map(|(budget_ms, migration)| { Frame::Drain(Drain { budget_ms, migration }) }),
         int64().prop_map(|nonce| Frame::Ping(Ping { nonce })),
         text().prop_map(|reason| Frame::Resync(Resync { reason })),
@@ -407,9 +408,26 @@ fn token_limits() -> BoxedStrategy<TokenLimits> {
 }
 
 fn kv_from() -> BoxedStrategy<KvFrom> {
-    (text(), vec(text(), 0..3), int32())
-        .prop_map(|(worker, transfer, timeout_ms)| KvFrom { worker, transfer, timeout_ms })
+    (text(), vec(text(), 0..3), int32(), pull_key())
+        .prop_map(|(worker, transfer, timeout_ms, pull_key)| KvFrom {
+            worker,
+            transfer,
+            timeout_ms,
+            pull_key,
+        })
         .boxed()
+}
+
+fn kv_transfer() -> BoxedStrategy<KvTransfer> {
+    (int32(), pull_key()).prop_map(|(lease_ms, pull_key)| KvTransfer { lease_ms, pull_key }).boxed()
+}
+
+fn migration_order() -> BoxedStrategy<MigrationOrder> {
+    (int32(), pull_key()).prop_map(|(blocks, pull_key)| MigrationOrder { blocks, pull_key }).boxed()
+}
+
+fn pull_key() -> BoxedStrategy<PullKey> {
+    any::<[u8; 32]>().prop_map(PullKey).boxed()
 }
 
 fn refuse() -> BoxedStrategy<Refuse> {
@@ -473,7 +491,7 @@ fn submit() -> BoxedStrategy<Submit> {
         any::<i8>(),
         bytes(),
         (option::of(kv_from()), option::of(resume)),
-        (option::of(int32().prop_map(|lease_ms| KvTransfer { lease_ms })), option::of(word())),
+        (option::of(kv_transfer()), option::of(word())),
         ("[!-~]{0,128}", option::of(trace())),
     )
         .prop_map(

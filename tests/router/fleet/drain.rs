@@ -104,7 +104,9 @@ async fn the_hottest_blocks_go_to_those_who_stay_before_the_worker_leaves() {
     assert_eq!((&begun["phase"], &begun["worker"]), (&json!("offering"), &json!("w1")));
     assert_eq!(state_of(&app, "w1"), "draining");
     assert_eq!(app.fleet.drain("w1", order(1, 1)).unwrap_err(), DrainError::Already);
-    assert_eq!(drain_asked(&mut leaving).await, Drain { budget_ms: 5_000, migration: 100 });
+    let Drain { budget_ms, migration } = drain_asked(&mut leaving).await;
+    let migration = migration.unwrap();
+    assert_eq!((budget_ms, migration.blocks), (5_000, 100));
     leaving.send(Frame::Bye(Bye { reason: "the router asked for it".into() }));
     leaving.send(Frame::Offer(offer()));
     let mut places = Vec::new();
@@ -112,6 +114,7 @@ async fn the_hottest_blocks_go_to_those_who_stay_before_the_worker_leaves() {
         let fetch = fetch_asked(target).await;
         assert_eq!((&fetch.kv_from.worker, &fetch.ticket), (&"w1".into(), &vec![9; 16]));
         assert_eq!(fetch.kv_from.transfer, ["tcp:w1:1"]);
+        assert_eq!(fetch.kv_from.pull_key, migration.pull_key, "as the offer's ticket is");
         assert_eq!(fetch.kv_from.timeout_ms, 2_500, "half of the budget is for requests");
         let names: Vec<u8> =
             fetch.offset.iter().flat_map(|&at| name(u8::try_from(at).unwrap())).collect();
@@ -127,7 +130,7 @@ async fn the_hottest_blocks_go_to_those_who_stay_before_the_worker_leaves() {
     places.sort();
     assert_eq!(places, [vec![0, 1, 2], vec![3, 4]], "each chain whole to one of them");
     let second = drain_asked(&mut leaving).await;
-    assert_eq!(second.migration, 0, "the pins may go");
+    assert_eq!(second.migration, None, "the pins may go");
     assert!(second.budget_ms > 0 && second.budget_ms <= 5_000);
     drop(leaving);
     let done = over(&app, "w1").await;
@@ -164,7 +167,7 @@ async fn a_successor_that_fails_or_dies_or_says_nothing_costs_its_share_only() {
                 assert_eq!(target.cancelled().await, fetch.request, "nobody waits for it any more");
             }
         }
-        while drain_asked(&mut leaving).await.migration > 0 {}
+        while drain_asked(&mut leaving).await.migration.is_some() {}
         drop(leaving);
         let done = over(&app, "w1").await;
         let error = &done["hand_over"]["successors"][0]["error"];
@@ -204,12 +207,12 @@ async fn a_worker_that_offers_nothing_or_cannot_leaves_all_the_same() {
     // asked for nothing; cannot; has nothing; is gone; is alone with its kind of blocks
     let mut one = movable("w1").ready(&app).await;
     app.fleet.drain("w1", order(5_000, 0)).unwrap();
-    assert_eq!(drain_asked(&mut one).await.migration, 0);
+    assert_eq!(drain_asked(&mut one).await.migration, None);
     drop(one);
     assert_eq!(over(&app, "w1").await["hand_over"]["outcome"], "not_asked");
     let mut two = Behaviour::new("w2").ready(&app).await;
     app.fleet.drain("w2", order(5_000, 10)).unwrap();
-    assert_eq!(drain_asked(&mut two).await.migration, 0);
+    assert_eq!(drain_asked(&mut two).await.migration, None);
     drop(two);
     assert_eq!(over(&app, "w2").await["hand_over"]["outcome"], "cannot_move");
     let three = movable("w3").ready(&app).await;
@@ -240,7 +243,7 @@ async fn no_offer_is_waited_for_for_long_and_a_late_one_harms_nobody() {
     app.fleet.drain("w1", order(200, 10)).unwrap();
     until("the answer", || state(&app, "w1")["hand_over"]["outcome"] == "no_offer").await;
     leaving.send(Frame::Offer(offer()));
-    while drain_asked(&mut leaving).await.migration > 0 {}
+    while drain_asked(&mut leaving).await.migration.is_some() {}
     assert_eq!(state_of(&app, "w1"), "draining", "its link is still there");
     drop(leaving);
     over(&app, "w1").await;
@@ -296,4 +299,26 @@ async fn a_worker_that_does_not_leave_in_time_is_hung_up_on() {
     app.fleet.drain("w1", order(5_000, 0)).unwrap();
     drop(again);
     assert_eq!(over(&app, "w1").await["left_in_time"], true);
+}
+
+#[tokio::test]
+async fn each_drain_has_a_key_of_its_own_that_nobody_else_sees() {
+    let app = start_router(|_| {}).await;
+    let mut keys = Vec::new();
+    for name in ["w1", "w2"] {
+        let mut leaving = movable(name).ready(&app).await;
+        let mut target = movable(&format!("{name}-stays")).ready(&app).await;
+        app.fleet.drain(name, order(5_000, 100)).unwrap();
+        let key = drain_asked(&mut leaving).await.migration.unwrap().pull_key;
+        leaving.send(Frame::Offer(offer()));
+        assert_eq!(fetch_asked(&mut target).await.kv_from.pull_key, key);
+        let bytes = json!(key).to_string();
+        for shown in [state(&app, name), app.fleet.workers()] {
+            assert!(!shown.to_string().contains(bytes.trim_matches(['[', ']'])), "{shown}");
+        }
+        keys.push(key);
+        drop((leaving, target));
+        over(&app, name).await;
+    }
+    assert_ne!(keys[0], keys[1]);
 }

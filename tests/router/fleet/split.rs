@@ -88,7 +88,7 @@ async fn both_legs_are_submitted_at_once_and_the_answer_is_one_stream() {
     let mut split = Split::of(wanted).await;
     let (prefill, decode) = (&split.on_prefill, &split.on_decode);
     assert_ne!(prefill.request, decode.request);
-    assert_eq!(prefill.kv_transfer, Some(KvTransfer { lease_ms: 30_000 }));
+    assert_eq!(prefill.kv_transfer.unwrap().lease_ms, 30_000);
     assert_eq!((&prefill.kv_from, &decode.kv_transfer), (&None, &None));
     let from = decode.kv_from.clone().unwrap();
     assert_eq!((from.worker.as_str(), from.timeout_ms), ("p1", 10_000));
@@ -122,6 +122,32 @@ async fn both_legs_are_submitted_at_once_and_the_answer_is_one_stream() {
     let pulls = &of_worker(&app, "d1")["transfer"]["pulls"];
     assert_eq!(pulls["backends"]["tcp"]["bytes"], 3 << 16);
     assert_eq!(metric(&app, "headrace_resumes_total", ""), 0.0);
+}
+
+#[tokio::test]
+async fn both_legs_have_a_key_that_no_other_request_has_and_nobody_else_sees() {
+    let mut keys = Vec::new();
+    for _ in 0..2 {
+        let wanted = job();
+        let trace = std::sync::Arc::clone(&wanted.request_trace);
+        let split = Split::of(wanted).await;
+        let given = split.on_prefill.kv_transfer.unwrap();
+        let key = given.pull_key;
+        assert_eq!(split.on_decode.kv_from.as_ref().unwrap().pull_key, key);
+        let bytes = serde_json::json!(key).to_string();
+        let bytes = bytes.trim_matches(['[', ']']);
+        assert_eq!(format!("{key:?}"), "PullKey(..)");
+        let shown = [
+            split.app.fleet.workers().to_string(),
+            format!("{:?}", trace.decisions()),
+            format!("{given:?} {:?}", split.on_decode.kv_from),
+        ];
+        for text in shown {
+            assert!(!text.contains(bytes) && !text.contains(&bytes.replace(',', ", ")), "{text}");
+        }
+        keys.push(key);
+    }
+    assert_ne!(keys[0], keys[1]);
 }
 
 #[tokio::test]

@@ -4,12 +4,14 @@ use headrace_router::core::frame::{
     Continue, FailureKind, Finish, Freed, KvFrom, KvReady, KvTransfer, Output, Role, Ticket,
     TransferBackend, TransferFailure, Transferred,
 };
+use headrace_router::core::secret::PullKey;
 
 use super::*;
 
 const PREFILL: RequestId = RequestId(100);
 const DECODE: RequestId = RequestId(200);
 const WHOLE: RequestId = RequestId(300);
+const PULL_KEY: PullKey = PullKey([3; 32]);
 
 /// A prefill and a decode worker, welcomed by hand.
 struct Pair {
@@ -50,7 +52,8 @@ fn submit(request: RequestId, max_tokens: u32) -> Submit {
 }
 
 fn kv_from(timeout_ms: u32) -> Option<KvFrom> {
-    Some(KvFrom { worker: "w0".into(), transfer: vec!["mock:1".into()], timeout_ms })
+    let transfer = vec!["mock:1".into()];
+    Some(KvFrom { worker: "w0".into(), transfer, timeout_ms, pull_key: PULL_KEY })
 }
 
 impl ByHand {
@@ -98,7 +101,7 @@ impl ByHand {
 impl Pair {
     /// Both legs; the ticket is passed on.
     async fn begin(&mut self, lease_ms: u32, timeout_ms: u32) {
-        let kv_transfer = Some(KvTransfer { lease_ms });
+        let kv_transfer = Some(KvTransfer { lease_ms, pull_key: PULL_KEY });
         self.prefill.send(Frame::Submit(Submit { kv_transfer, ..submit(PREFILL, 6) })).await;
         let leg = Submit { kv_from: kv_from(timeout_ms), ..submit(DECODE, 6) };
         self.decode.send(Frame::Submit(leg)).await;
@@ -141,7 +144,7 @@ async fn a_split_answer_is_the_whole_one_and_both_sides_are_freed() {
 #[tokio::test]
 async fn an_answer_of_one_token_ends_where_it_began() {
     let mut pair = pair("").await;
-    let kv_transfer = Some(KvTransfer { lease_ms: 10_000 });
+    let kv_transfer = Some(KvTransfer { lease_ms: 10_000, pull_key: PULL_KEY });
     pair.prefill.send(Frame::Submit(Submit { kv_transfer, ..submit(PREFILL, 1) })).await;
     assert_eq!(pair.prefill.output().await.finish, Some(Finish::Length));
     assert_eq!(pair.prefill.freed().await.request, PREFILL);
@@ -206,7 +209,7 @@ async fn resumed_legs_go_on_after_what_was_generated() {
     let whole = pair.whole().await;
     let generated: Vec<u8> = whole[..2].iter().flat_map(|id| id.to_le_bytes()).collect();
     let resume = Some(headrace_router::core::frame::Resume { generated, rng_counter: 2 });
-    let kv_transfer = Some(KvTransfer { lease_ms: 10_000 });
+    let kv_transfer = Some(KvTransfer { lease_ms: 10_000, pull_key: PULL_KEY });
     let leg = Submit { resume: resume.clone(), kv_transfer, ..submit(PREFILL, 6) };
     pair.prefill.send(Frame::Submit(leg)).await;
     let leg = Submit { resume, kv_from: kv_from(10_000), ..submit(DECODE, 6) };
@@ -234,7 +237,7 @@ async fn late_and_unknown_tickets_and_continues_are_ignored() {
     pair.decode.send(Frame::Ticket(Ticket { request: RequestId(9), ticket: vec![1] })).await;
     pair.decode.send(Frame::Continue(Continue { request: RequestId(9), generated: vec![] })).await;
     let leg = Submit {
-        kv_transfer: Some(KvTransfer { lease_ms: 1 }),
+        kv_transfer: Some(KvTransfer { lease_ms: 1, pull_key: PULL_KEY }),
         kv_from: kv_from(1),
         ..submit(DECODE, 6)
     };

@@ -33,6 +33,7 @@ class KvExport:
         "fences",
         "key",
         "lease_ms",
+        "pull_key",
         "released",
         "revoked",
         "step",
@@ -48,12 +49,14 @@ class KvExport:
         computed: int,
         block_tokens: int,
         lease_ms: int,
+        pull_key: bytes,
     ) -> None:
         self.key = key
         self.blocks = blocks  # in sequence order; the last one may be full in part
         self.tokens = tokens
         self.block_tokens = block_tokens
         self.lease_ms = lease_ms
+        self.pull_key = pull_key  # who pulls has to have it
         self.computed = computed  # leading tokens whose KV is whole in all layers
         self.step = (0, 0, 0)  # (start, stop, layer groups done) of the chunk in flight
         self.fences: list[Fence] = []  # one for each of these groups, where the device runs behind
@@ -140,6 +143,7 @@ class KvExports:
                     computed=sequence.computed,
                     block_tokens=self._block_tokens,
                     lease_ms=sequence.export_lease_ms,
+                    pull_key=sequence.export_pull_key,
                 )
                 self._new.append(sequence.export)
 

@@ -5,11 +5,11 @@ A decode worker (the client) pulls from a prefill worker (the server). One conne
     client                                     server
     Hello (version, nonce)               ->
                                          <-    Challenge (nonce)
-    Prove (ticket, proofs)               ->
+    Prove (ticket, proofs, pull proof)   ->
     Open (layout, back-ends)             ->
                                          <-    Welcome (back-end, what it has to know, proof)
                                          <-    Refuse (both values)            in its place, or that of Challenge
-    Pull (number, ticket, places)        ->
+    Pull (number, ticket, proof, places) ->
                                          <-    Started (the blocks' numbers over there)
                                          <-    Ready (group, from, to)     as the source computes them, or, where the
                                          <-    Data (.., checksum) + bytes     bytes take this way themselves, those
@@ -18,10 +18,11 @@ A decode worker (the client) pulls from a prefill worker (the server). One conne
                                          <-    Ended (why)                     at any time instead
     Alive                               <->    Alive                           every heartbeat
 
-Until its proof (`members.py`) and its ticket were right the client is a stranger: it hears our version and nothing more
-of us, has two seconds, and takes no room from others (`room.py`). A connection then serves any number of pulls, each
-with a ticket of its own. Whoever was let in by shared memory, CUDA IPC or NIXL can read the whole pool, not only the
-blocks of its tickets, for as long as it keeps the mapping.
+Until its proofs (`members.py`) and its ticket were right the client is a stranger: it hears our version and nothing
+more of us, has two seconds, and takes no room from others (`room.py`). A connection then serves any number of pulls,
+each with a ticket of its own and a proof that the client has the ticket's pull key. Whoever was let in by shared
+memory, CUDA IPC or NIXL can read the whole pool, not only the blocks of its tickets, for as long as it keeps the
+mapping.
 
 The *back-end* moves the bytes: by copies out of shared memory (`shm.py`, `cuda_ipc.py`), by reads over RDMA or what
 stands in for it (`nixl.py`), or inside this connection (`tcp.py`). Where the client reads by itself it may read blocks
@@ -32,7 +33,7 @@ count. A *segment* is what one block has in one layer group; it is moved once th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
 from headrace.errors import HeadraceError
@@ -41,8 +42,8 @@ from headrace.wire.frames import TransferBackend, TransferFailure
 if TYPE_CHECKING:
     from headrace_kernels.ops import KvPool
 
-VERSION: Final = 3
-TICKET_BYTES: Final = 24  # random: whoever has a ticket may pull what it stands for
+VERSION: Final = 4
+TICKET_BYTES: Final = 24  # random: names what may be pulled, to whoever has its pull key, too
 
 Ending: TypeAlias = Literal[
     TransferFailure.REVOKED,
@@ -52,6 +53,14 @@ Ending: TypeAlias = Literal[
 ]
 """What a server may say."""
 ENDINGS: Final[frozenset[TransferFailure]] = frozenset(get_args(Ending))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTicket:
+    """What a pull takes: the source's ticket, and the key that the router gave to both ends of this pull alone."""
+
+    ticket: bytes
+    pull_key: bytes = field(repr=False)  # in no log
 
 
 class TransferError(HeadraceError):

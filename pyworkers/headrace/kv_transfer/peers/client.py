@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.kv_transfer.backends.base import (
     TICKET_BYTES,
     VERSION,
+    BoundTicket,
     Limits,
     LinkBroken,
     Pulled,
@@ -29,7 +30,7 @@ from headrace.kv_transfer.backends.endpoints import (
 from headrace.kv_transfer.backends.memory import open_memory, segment_bytes
 from headrace.kv_transfer.backends.tcp import Receiver
 from headrace.kv_transfer.peers.client_link import ClientLink
-from headrace.kv_transfer.peers.members import NONCE_BYTES, Members, Transcript
+from headrace.kv_transfer.peers.members import NONCE_BYTES, Members, Transcript, pull_proof
 from headrace.kv_transfer.peers.messages import (
     MAX_HANDSHAKE_BYTES,
     MAX_STRANGER_BYTES,
@@ -43,7 +44,7 @@ from headrace.kv_transfer.peers.messages import (
 )
 from headrace.kv_transfer.peers.server import peer_credentials
 from headrace.kv_transfer.peers.stream import Stream
-from headrace.wire.frames import TransferBackend, TransferFailure
+from headrace.wire.frames import PULL_KEY_BYTES, TransferBackend, TransferFailure
 
 if TYPE_CHECKING:
     from headrace_kernels.ops import KvPool
@@ -83,7 +84,7 @@ class TransferClient:
     async def pull(
         self,
         endpoints: Sequence[str],
-        ticket: bytes,
+        ticket: BoundTicket,
         wanted: Sequence[tuple[int, int]],
         *,
         timeout_s: float,
@@ -92,8 +93,10 @@ class TransferClient:
 
         Raises TransferError. When this returns, raises or is cancelled, nothing writes to the pool any more.
         """
-        if len(ticket) != TICKET_BYTES:
-            raise TransferError(TransferFailure.REFUSED, f"a ticket of {len(ticket)} bytes")
+        if len(ticket.ticket) != TICKET_BYTES:
+            text = f"a ticket of {len(ticket.ticket)} bytes"
+            raise TransferError(TransferFailure.REFUSED, text)
+        assert len(ticket.pull_key) == PULL_KEY_BYTES
         assert max((block for _, block in wanted), default=0) < self._pool.num_blocks
         backend: TransferBackend | None = None
         try:
@@ -121,7 +124,7 @@ class TransferClient:
 
     # --- connections ---
 
-    async def _link(self, endpoints: tuple[str, ...], ticket: bytes) -> ClientLink:
+    async def _link(self, endpoints: tuple[str, ...], ticket: BoundTicket) -> ClientLink:
         """The connection to a source, dialled by whoever needs it first."""
         while True:
             try:
@@ -131,7 +134,7 @@ class TransferClient:
                     raise
                 # another pull's: it dialled for us too, and ours may be good
 
-    async def _shared_link(self, endpoints: tuple[str, ...], ticket: bytes) -> ClientLink:
+    async def _shared_link(self, endpoints: tuple[str, ...], ticket: BoundTicket) -> ClientLink:
         if self._closed:
             raise TransferError(TransferFailure.CANCELLED, "this worker closes its transfers")
         dialling = self._links.get(endpoints)
@@ -164,7 +167,7 @@ class TransferClient:
         if len(self._links) >= MAX_SOURCES:
             raise TransferError(TransferFailure.NO_ROOM, f"{MAX_SOURCES} sources are pulled from")
 
-    async def _dial(self, endpoints: tuple[str, ...], ticket: bytes) -> ClientLink:
+    async def _dial(self, endpoints: tuple[str, ...], ticket: BoundTicket) -> ClientLink:
         """The first address that answers and has a back-end in common with us. Raises TransferError."""
         reasons: list[str] = []
         for address in addresses(endpoints, self._able):
@@ -186,7 +189,7 @@ class TransferClient:
         raise TransferError(TransferFailure.LOST, "; ".join(reasons))
 
     async def _shake_hands(
-        self, sock: socket.socket, address: SourceAddress, ticket: bytes
+        self, sock: socket.socket, address: SourceAddress, ticket: BoundTicket
     ) -> ClientLink:
         stream = Stream(sock)
         try:
@@ -194,14 +197,17 @@ class TransferClient:
                 raise LinkBroken(f"belongs to user {user}")
             transcript = await self._meet(stream, ticket)
             proofs = self._members.puller_proofs(transcript)
-            await stream.send([KvProve(ticket, proofs), KvOpen(self._layout, address.backends)])
+            proof = pull_proof(ticket.pull_key, b"".join(proofs), ticket.ticket)
+            prove = KvProve(ticket.ticket, proofs, proof)
+            await stream.send([prove, KvOpen(self._layout, address.backends)])
             welcome, fds = await stream.receive_with_fds(MAX_HANDSHAKE_BYTES)
             try:
                 if not isinstance(welcome, KvWelcome):
                     raise _not_let_in(welcome, ticket)
-                if not self._members.is_source(transcript, welcome.proof):
+                shared = self._members.shared(transcript, welcome.proof)
+                if shared is None:
                     raise LinkBroken("is no worker of our routers")
-                return self._welcomed(stream, welcome, fds, address)
+                return self._welcomed(stream, welcome, fds, address, shared)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -209,17 +215,22 @@ class TransferClient:
             stream.close("the handshake failed")
             raise
 
-    async def _meet(self, stream: Stream, ticket: bytes) -> Transcript:
+    async def _meet(self, stream: Stream, ticket: BoundTicket) -> Transcript:
         """Exchange nonces, with which each side proves that it knows the secret."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         await stream.send([KvHello(VERSION, nonce)])
         challenge = await stream.receive(MAX_STRANGER_BYTES)
         if not isinstance(challenge, Challenge):
             raise _not_let_in(challenge, ticket)
-        return Transcript(nonce, challenge.nonce, ticket)
+        return Transcript(nonce, challenge.nonce, ticket.ticket)
 
     def _welcomed(
-        self, stream: Stream, welcome: KvWelcome, fds: list[int], address: SourceAddress
+        self,
+        stream: Stream,
+        welcome: KvWelcome,
+        fds: list[int],
+        address: SourceAddress,
+        shared: bytes,
     ) -> ClientLink:
         if welcome.backend not in address.backends:
             raise LinkBroken(f"a welcome to {welcome.backend:.200}")
@@ -229,6 +240,7 @@ class TransferClient:
             stream,
             TransferBackend(welcome.backend),  # one of those that we named
             moving,
+            shared=shared,
             segment_bytes=self._segment_bytes,
             limits=self._limits,
         )
@@ -245,14 +257,14 @@ class TransferClient:
 
 
 class TicketRefused(TransferError):
-    """The source does not let a client in for this ticket; for another one it may."""
+    """The source does not let a client in for this ticket, or by this key; for another one it may."""
 
-    def __init__(self, kind: TransferFailure, message: str, ticket: bytes) -> None:
+    def __init__(self, kind: TransferFailure, message: str, ticket: BoundTicket) -> None:
         super().__init__(kind, message)
         self.ticket = ticket
 
 
-def _not_let_in(answer: object, ticket: bytes) -> Exception:
+def _not_let_in(answer: object, ticket: BoundTicket) -> Exception:
     if not isinstance(answer, KvRefuse):
         return LinkBroken(f"no welcome, but {answer!r:.200}")
     if answer.why is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.kv_transfer.backends.base import (
+    BoundTicket,
     Limits,
     LinkBroken,
     Move,
@@ -22,6 +23,7 @@ from headrace.kv_transfer.backends.base import (
     TransferError,
 )
 from headrace.kv_transfer.backends.tcp import Receiver
+from headrace.kv_transfer.peers.members import pull_proof
 from headrace.kv_transfer.peers.messages import (
     MAX_BLOCKS,
     Abort,
@@ -96,12 +98,15 @@ class ClientLink:
         backend: TransferBackend,
         moving: Mover | Receiver,
         *,
+        shared: bytes,
         segment_bytes: Sequence[int],
         limits: Limits,
     ) -> None:
+        """`shared` is what each pull's proof is about (`Members.shared`)."""
         self.backend = backend
         self._stream = stream
         self._moving = moving
+        self._shared = shared
         self._segment_bytes = segment_bytes
         self._limits = limits
         self._pulls: dict[int, Pulling] = {}
@@ -138,7 +143,7 @@ class ClientLink:
 
     # --- one pull ---
 
-    async def pull(self, ticket: bytes, wanted: Sequence[tuple[int, int]]) -> Pulled:
+    async def pull(self, ticket: BoundTicket, wanted: Sequence[tuple[int, int]]) -> Pulled:
         """Pull `wanted`, (place, our block) each. Raises TransferError.
 
         However it ends, also when it is cancelled: nothing writes to the pool any more.
@@ -179,7 +184,7 @@ class ClientLink:
             total_ms=(ended_s - began_s) * 1e3,
         )
 
-    def _open(self, ticket: bytes, ordered: list[tuple[int, int]]) -> Pulling:
+    def _open(self, ticket: BoundTicket, ordered: list[tuple[int, int]]) -> Pulling:
         if self._broken is not None:
             raise TransferError(TransferFailure.LOST, self._broken, self.backend)
         if len(ordered) > MAX_BLOCKS:
@@ -198,7 +203,9 @@ class ClientLink:
         )
         self._pulls[number] = pulling
         self.idle_since_s = None
-        self._say(PullBlocks(number, ticket, array("I", [place for place, _ in ordered]).tobytes()))
+        proof = pull_proof(ticket.pull_key, self._shared, ticket.ticket)
+        places = array("I", [place for place, _ in ordered]).tobytes()
+        self._say(PullBlocks(number, ticket.ticket, proof, places))
         return pulling
 
     async def _advance(self, pulling: Pulling) -> None:

@@ -19,7 +19,7 @@ from headrace.wire.schema import U16, U32, Schema
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_BLOCKS: Final = (MAX_MESSAGE_BYTES - 1024) // 4  # of one pull
 # Before it has proved anything a peer may be anybody: it gets no more of our memory than this. A `KvProve` with a proof
-# for each of `MAX_KEYS` has 579 bytes.
+# for each of `MAX_KEYS` has 613 bytes.
 MAX_STRANGER_BYTES: Final = 1 << 10
 MAX_HANDSHAKE_BYTES: Final = 64 << 10  # of what follows until the Welcome
 
@@ -34,10 +34,14 @@ class KvHello:
 
 @dataclass(frozen=True, slots=True)
 class KvProve:
-    """The client belongs here: proofs by all keys that it has (`members.py`), about the ticket of the pull to come."""
+    """The client belongs here: proofs by all keys that it has (`members.py`), about the ticket of the pull to come.
+
+    And the ticket is the client's: `pull_proof` over all of `proofs`, in their order.
+    """
 
     ticket: bytes
     proofs: list[bytes]
+    pull_proof: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,14 @@ class KvOpen:
 
 @dataclass(frozen=True, slots=True)
 class PullBlocks:
-    """Take the blocks at these places of the ticket's source; `places` is u32 little-endian. Numbers are not reused."""
+    """Take the blocks at these places of the ticket's source; `places` is u32 little-endian. Numbers are not reused.
+
+    The ticket is the client's: `pull_proof` over what both ends share.
+    """
 
     pull: U32
     ticket: bytes
+    pull_proof: bytes
     places: bytes
 
 
@@ -98,6 +106,7 @@ class KvRefuseReason(StrEnum):
     VERSION = "version"
     PROOF = "proof"
     TICKET = "ticket"
+    PULL_KEY = "pull_key"
     LINKS = "links"
     LAYOUT = "layout"
     BACKENDS = "backends"
@@ -107,7 +116,7 @@ class KvRefuseReason(StrEnum):
 class KvRefuse:
     """Why a client is not let in; both values are for people.
 
-    `why` says what became of the ticket, where that is the reason, and only there.
+    `why` says what became of the pull, where the ticket or its key is the reason, and only there.
     """
 
     reason: KvRefuseReason
@@ -183,6 +192,7 @@ def _prove_rule(message: KvProve) -> None:
         raise MalformedFrame(".proofs", f"at most {MAX_KEYS}", str(len(message.proofs)))
     for place, proof in enumerate(message.proofs):
         _exactly(f"proofs[{place}]", proof, PROOF_BYTES)
+    _exactly("pull_proof", message.pull_proof, PROOF_BYTES)
 
 
 def _welcome_rule(message: KvWelcome) -> None:
@@ -195,8 +205,10 @@ def _ending(why: TransferFailure) -> None:
 
 
 def _refuse_rule(message: KvRefuse) -> None:
-    if (message.reason is KvRefuseReason.TICKET) is not (message.why is not None):
-        raise MalformedFrame(".why", "a word for a ticket, and nil otherwise", str(message.why))
+    of_pull = message.reason in {KvRefuseReason.TICKET, KvRefuseReason.PULL_KEY}
+    if of_pull is not (message.why is not None):
+        expected = "a word for a ticket or its key, and nil otherwise"
+        raise MalformedFrame(".why", expected, str(message.why))
     if message.why is not None:
         _ending(message.why)
 
@@ -207,6 +219,7 @@ def _ended_rule(message: Ended) -> None:
 
 def _pull_rule(message: PullBlocks) -> None:
     _exactly("ticket", message.ticket, TICKET_BYTES)
+    _exactly("pull_proof", message.pull_proof, PROOF_BYTES)
     if len(message.places) % 4:
         raise MalformedFrame(".places", "4 bytes each", str(len(message.places)))
 

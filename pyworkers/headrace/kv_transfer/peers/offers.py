@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from array import array
 from collections import OrderedDict
@@ -11,7 +12,8 @@ from typing import Final
 
 from headrace.errors import HeadraceError
 from headrace.kv_transfer.backends.base import TICKET_BYTES, Ending, Extent, KvSource
-from headrace.wire.frames import TransferFailure
+from headrace.kv_transfer.peers.members import pull_proof
+from headrace.wire.frames import PULL_KEY_BYTES, TransferFailure
 
 # Tickets that were withdrawn, so that a late pull hears why. More, and it hears that the ticket is unknown.
 REMEMBERED: Final = 1024
@@ -26,11 +28,28 @@ class Denied(HeadraceError):
         self.message = message
 
 
-@dataclass(slots=True, eq=False)
-class OfferedTicket:
-    """A ticket that others may pull with, and who is told how that ends."""
+class WrongPullKey(Denied):
+    """The ticket is open, and meant for somebody else. It stays open."""
+
+    def __init__(self) -> None:
+        super().__init__(TransferFailure.REFUSED, "the proof is not by the ticket's pull key")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTicket:
+    """What a puller shows for a pull, and what its proof has to be about (`members.py`)."""
 
     ticket: bytes
+    pull_proof: bytes
+    by_member: bytes = field(repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class OfferedTicket:
+    """A ticket that who has `pull_key` may pull with, and who is told how that ends."""
+
+    ticket: bytes
+    pull_key: bytes = field(repr=False)
     source: KvSource
     on_released: Callable[[], None]
     on_failed: Callable[[], None] | None
@@ -95,13 +114,16 @@ class Offers:
     def add(
         self,
         source: KvSource,
+        pull_key: bytes,
         on_released: Callable[[], None],
         on_failed: Callable[[], None] | None,
         *,
         shared: bool,
     ) -> bytes:
+        assert len(pull_key) == PULL_KEY_BYTES
         ticket = secrets.token_bytes(TICKET_BYTES)
-        self._open[ticket] = OfferedTicket(ticket, source, on_released, on_failed, shared)
+        offer = OfferedTicket(ticket, pull_key, source, on_released, on_failed, shared)
+        self._open[ticket] = offer
         return ticket
 
     def withdraw(self, ticket: bytes, why: Ending) -> None:
@@ -113,22 +135,25 @@ class Offers:
             if len(self._withdrawn) > REMEMBERED:
                 self._withdrawn.popitem(last=False)
 
-    def find(self, ticket: bytes) -> OfferedTicket:
+    def find(self, shown: ShownTicket) -> OfferedTicket:
         """What may be pulled with it now. Raises Denied."""
-        if ticket in self._withdrawn:
-            raise Denied(self._withdrawn[ticket], "the ticket was withdrawn")
-        offer = self._open.get(ticket)
+        if shown.ticket in self._withdrawn:
+            raise Denied(self._withdrawn[shown.ticket], "the ticket was withdrawn")
+        offer = self._open.get(shown.ticket)
         if offer is None:
             raise Denied(TransferFailure.REFUSED, "the ticket is unknown")
         if offer.used and not offer.shared:
             raise Denied(TransferFailure.REFUSED, "the ticket was used before")
         if offer.source.revoked:
             raise Denied(TransferFailure.REVOKED, "the source took its blocks back")
+        expected = pull_proof(offer.pull_key, shown.by_member, shown.ticket)
+        if not hmac.compare_digest(expected, shown.pull_proof):
+            raise WrongPullKey
         return offer
 
-    def begin(self, number: int, ticket: bytes, places: bytes) -> Serving:
+    def begin(self, number: int, shown: ShownTicket, places: bytes) -> Serving:
         """A pull uses its ticket. Raises Denied."""
-        offer = self.find(ticket)
+        offer = self.find(shown)
         wanted = array("I", places)
         total = len(offer.source.blocks)
         if (last := max(wanted, default=-1)) >= total:

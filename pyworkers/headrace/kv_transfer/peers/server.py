@@ -64,7 +64,8 @@ class TransferServer:
         self._listening: list[tuple[socket.socket, asyncio.Task[None]]] = []
         self._serving: dict[asyncio.Task[None], ServerLink] = {}
         self.endpoints: list[str] = []  # best first, once started
-        self.turned_away: Counter[str] = Counter()  # links that were not let in, by why
+        # Links that were not let in and pulls by another's ticket, by why.
+        self.turned_away: Counter[str] = Counter()
         self._complained: Counter[str] = Counter()  # what has been said of them
         self._complained_s = -math.inf
 
@@ -103,17 +104,18 @@ class TransferServer:
     def offer(
         self,
         source: KvSource,
+        pull_key: bytes,
         on_released: Callable[[], None],
         on_failed: Callable[[], None] | None = None,
         *,
         shared: bool = False,
     ) -> bytes:
-        """A ticket for one pull of `source`, or of any number if it is `shared`.
+        """A ticket for one pull of `source` by who has `pull_key`, or for any number if it is `shared`.
 
         `on_released`: a pull has it all and was told that it counts. `on_failed`: the pull that had the ticket ended
         some other way, and nobody will ever pull it. Neither is called after `withdraw`.
         """
-        return self._offers.add(source, on_released, on_failed, shared=shared)
+        return self._offers.add(source, pull_key, on_released, on_failed, shared=shared)
 
     def withdraw(self, ticket: bytes, why: Ending = TransferFailure.REVOKED) -> None:
         """Nothing pulled with it counts from now on. A ticket that is done already is left alone."""

@@ -42,7 +42,7 @@ from headrace.kv_transfer.peers.messages import (
     Release,
     Started,
 )
-from headrace.kv_transfer.peers.offers import Denied, Offers, Serving
+from headrace.kv_transfer.peers.offers import Denied, Offers, Serving, ShownTicket, WrongPullKey
 from headrace.kv_transfer.peers.stream import Stream
 from headrace.kv_transfer.peers.watch import watch
 from headrace.wire.frames import TransferFailure
@@ -76,7 +76,8 @@ class ServerLink:
         admit: Callable[[ServerLink], bool],
         turned_away: Callable[[str], None],
     ) -> None:
-        """`admit` is asked whether there is room once the client has shown who it is; `turned_away` hears why not."""
+        """`admit` is asked whether there is room once the client has shown who it is; `turned_away` hears why not, and
+        of pulls whose proof is not by their ticket's key."""
         self._stream = stream
         self._members = members
         self._admit = admit
@@ -90,6 +91,7 @@ class ServerLink:
         self._pulls: dict[int, Serving] = {}
         self._turns: deque[Serving] = deque()  # those with something left to hand over
         self._last_number = -1
+        self._shared = b""  # what the client's later proofs are about; set by the handshake
         self._unsent: deque[FromServer] = deque()
         self._wake = asyncio.Event()
 
@@ -128,18 +130,23 @@ class ServerLink:
         await self._stream.send([Challenge(nonce)])
         prove = await self._next(KvProve, MAX_STRANGER_BYTES)
         transcript = Transcript(hello.nonce, nonce, prove.ticket)
-        proof = self._members.answer(transcript, prove.proofs)
-        if proof is None:
+        met = self._members.answer(transcript, prove.proofs)
+        if met is None:
             await self._refuse(KvRefuseReason.PROOF, "one of a worker of this router", "none of it")
+        # before the Welcome: its descriptor gives all of the pool
         try:
-            self._offers.find(prove.ticket)
+            self._offers.find(ShownTicket(prove.ticket, prove.pull_proof, b"".join(prove.proofs)))
+        except WrongPullKey as denied:
+            reason = KvRefuseReason.PULL_KEY
+            await self._refuse(reason, "that of the ticket", "another", denied.why)
         except Denied as denied:
             await self._refuse(KvRefuseReason.TICKET, str(denied.why), denied.message, denied.why)
         if not self._admit(self):
             await self._refuse(
                 KvRefuseReason.LINKS, f"{self._limits.max_links} at most", "one more"
             )
-        return await self._welcome(await self._next(KvOpen, MAX_HANDSHAKE_BYTES), proof)
+        self._shared = met.shared
+        return await self._welcome(await self._next(KvOpen, MAX_HANDSHAKE_BYTES), met.proof)
 
     async def _welcome(self, opening: KvOpen, proof: bytes) -> Exporter:
         """Settle on a back-end, and hand out what it takes to use it."""
@@ -208,8 +215,11 @@ class ServerLink:
             if len(self._pulls) >= self._limits.max_pulls:
                 limit = self._limits.max_pulls
                 raise Denied(TransferFailure.NO_ROOM, f"{limit} pulls of this client are in flight")
-            serving = self._offers.begin(pull.pull, pull.ticket, pull.places)
+            shown = ShownTicket(pull.ticket, pull.pull_proof, self._shared)
+            serving = self._offers.begin(pull.pull, shown, pull.places)
         except Denied as denied:
+            if isinstance(denied, WrongPullKey):
+                self._turned_away(KvRefuseReason.PULL_KEY)
             self._say(Ended(pull.pull, denied.why, denied.message))
             return
         self._pulls[pull.pull] = serving

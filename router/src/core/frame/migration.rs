@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RequestId;
 use super::words::words;
+use crate::core::secret::PullKey;
 
 /// Longest ticket in bytes.
 pub const MAX_TICKET_BYTES: usize = 256;
@@ -20,6 +21,8 @@ pub const NAME_BYTES: usize = 16;
 pub struct KvTransfer {
     /// From the first token on, the blocks stay pinned at most this long.
     pub lease_ms: u32,
+    /// The ticket is of use only with this key, which the decode leg gets in [`KvFrom`].
+    pub pull_key: PullKey,
 }
 
 /// Where the KV of a prompt comes from, when not from this worker.
@@ -31,6 +34,17 @@ pub struct KvFrom {
     pub transfer: Vec<String>,
     /// The KV is given up this long after `Continue` (or `Fetch`), and computed here.
     pub timeout_ms: u32,
+    /// What the source got in [`KvTransfer`] (or [`MigrationOrder`]).
+    pub pull_key: PullKey,
+}
+
+/// Has a worker that leaves offer its hottest cached blocks ([`Offer`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigrationOrder {
+    /// Blocks to offer at most.
+    pub blocks: u32,
+    /// The offer's ticket is of use only with this key, which each receiver gets in its [`Fetch`].
+    pub pull_key: PullKey,
 }
 
 /// Permission to pull a request's KV. It comes when the request has its blocks, before they are computed.
@@ -73,7 +87,7 @@ words! {
         Checksum = "checksum",
         /// The pull as a whole was too late.
         Timeout = "timeout",
-        /// The source does not know the ticket, or speaks another version.
+        /// The source does not know the ticket, or not with this pull key, or speaks another version.
         Refused = "refused",
         /// The pools differ.
         Layout = "layout",

@@ -17,6 +17,7 @@ use crate::core::frame::{
     FailureKind, Finish, GrammarKind, Pooling, QueueRule, RefuseReason, RequestId, Role,
     TraceParent, TraceState, TransferBackend, TransferFailure, Word,
 };
+use crate::core::secret::PullKey;
 
 /// What is wrong, and where inside the frame. Made on the error path only.
 #[derive(Debug)]
@@ -414,6 +415,21 @@ impl Wire for Vec<u8> {
 
     fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         reader.bin().map(<[u8]>::to_vec)
+    }
+}
+
+impl Wire for PullKey {
+    const MIN_BYTES: usize = 2 + size_of::<Self>();
+
+    fn write(&self, out: &mut Vec<u8>) {
+        sure(encode::write_bin_len(out, len32(self.0.len())));
+        out.extend_from_slice(&self.0);
+    }
+
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
+        let bytes = reader.bin()?;
+        let key = bytes.try_into().map(Self); // a fault names no more of it than its length
+        key.map_err(|_| Fault::malformed(format_args!("{} bytes", size_of::<Self>()), bytes.len()))
     }
 }
 

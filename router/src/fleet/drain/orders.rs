@@ -99,6 +99,7 @@ fn fetch(
             worker: drain.worker.clone(),
             transfer: drain.transfer.clone(),
             timeout_ms: u32::try_from(limit.as_millis()).unwrap_or(u32::MAX),
+            pull_key: drain.pull_key,
         },
         ticket: offer.ticket.clone(),
         names,

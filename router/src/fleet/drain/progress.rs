@@ -10,6 +10,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::frame::{
     Hello, Offer, RequestId, Role, TransferBackend, TransferFailure, Transferred,
 };
+use crate::core::secret::PullKey;
 use crate::process::lock::{Held, Lock};
 
 /// One drain. What stays as it was is public; the rest is behind a short lock.
@@ -21,6 +22,8 @@ pub(super) struct DrainProgress {
     pub(super) role: Role,
     pub(super) transfer: Vec<String>,
     pub(super) kv_block_bytes: u64,
+    /// What the ticket of its offer is bound to.
+    pub(super) pull_key: PullKey,
     pub(super) began: Instant,
     budget: Duration,
     running: usize,
@@ -135,6 +138,7 @@ impl DrainProgress {
         budget: Duration,
         asked: u32,
         running: usize,
+        pull_key: PullKey,
     ) -> Self {
         let state = DrainState {
             phase: Phase::Offering,
@@ -156,6 +160,7 @@ impl DrainProgress {
             role: hello.role,
             transfer: hello.transfer.clone(),
             kv_block_bytes: hello.kv_block_bytes,
+            pull_key,
             began: Instant::now(),
             budget,
             running,

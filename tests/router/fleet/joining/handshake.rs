@@ -97,15 +97,15 @@ async fn a_worker_of_another_version_is_refused_by_name_in_a_frame_that_it_can_r
         answer
     };
     let message =
-        "this router speaks version 8 of the protocol and this worker version 1: update the worker";
+        "this router speaks version 9 of the protocol and this worker version 1: update the worker";
     let Some(Frame::OtherVersion(told)) = refused(HELLO_OF_VERSION_1).await else { panic!() };
     assert_eq!((told.field.as_str(), told.message.as_str()), ("protocol", message));
-    assert_eq!((told.expected.as_str(), told.got.as_str()), ("8", "1"));
+    assert_eq!((told.expected.as_str(), told.got.as_str()), ("9", "1"));
     // what version 1 knew as `Refuse`: number 33 and four texts, byte for byte
     let mut body = Vec::new();
     headrace_router::fleet::codec::encode(&Frame::OtherVersion(told), &mut body).unwrap();
     let texts =
-        [&b"\x95\x21\xa8protocol\xa18\xa11\xd9"[..], &[message.len() as u8], message.as_bytes()];
+        [&b"\x95\x21\xa8protocol\xa19\xa11\xd9"[..], &[message.len() as u8], message.as_bytes()];
     assert_eq!(body, texts.concat());
     // of a version to come only the number is read
     let later = [&b"\x94\x01\xcd\x01\x00"[..], b"\xa1w\x80"].concat();
