@@ -11,7 +11,7 @@ from typing import Any
 
 Values = dict[str, Any]
 FILE = Path(__file__).with_name("estimates.json")
-SHARE, HIDDEN, FULL, EXPONENT = 0.1, 0.1, 0.99, 8
+SHARE, HIDDEN, FULL = 0.1, 0.1, 0.99
 
 
 def positions(start: float, tokens: float) -> float:
@@ -214,9 +214,10 @@ class Worker:
         return load.get("reuse", 0.0) * blocks * block * self.cost["prefill_ms"]
 
     def saturation(self, tokens: float, service: float) -> float:
-        blocks = self.load["blocks_used"] + tokens / self.demand["block_tokens"]
-        fill = min(blocks / max(self.load["blocks"], 1.0), FULL)
-        return service * fill**EXPONENT / (1 - fill)
+        """What those to come wait for blocks kept so long, as behind work that takes a part of the pool's time."""
+        blocks = tokens / self.demand["block_tokens"]
+        taken = min((self.load["blocks_used"] + blocks) / self.load["blocks"], FULL)
+        return service * blocks / self.load["blocks"] * taken / (1 - taken)
 
     def estimate(self, role: str) -> Values:
         """All of it on a worker of this role; the prompt alone on one that only computes prompts."""

@@ -43,7 +43,7 @@ def test_a_prompt_that_comes_again_is_explained_by_its_cache(
     [tokens] = [line for line in lines if line.startswith("output tokens")]
     assert tokens.split()[-1] == "4"
     [legend] = [line for line in lines if line.startswith("saturation: ")]
-    assert "KV cache fills" in legend
+    assert "KV blocks which this request keeps" in legend
 
 
 def test_a_deadline_that_cannot_be_met_is_429_with_a_time_to_come_back(tiny: Server) -> None:

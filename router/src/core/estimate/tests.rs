@@ -124,7 +124,7 @@ fn accepted_drafts_shorten_decoding_and_a_slow_rank_lengthens_it() {
 }
 
 #[test]
-fn the_saturation_penalty_is_convex_and_out_of_the_way_of_a_pool_with_room() {
+fn saturation_is_convex_and_out_of_the_way_of_a_pool_with_room() {
     let saturation = |used: f64| {
         estimate(&WorkerLoad { blocks_used: used, ..idle() }, &nobody(), &demand(160.0, 0.0))
             .saturation_ms
@@ -206,20 +206,34 @@ fn interference_is_what_a_request_adds_to_the_steps_of_all_who_are_there_and_of_
     close(prefill.interference_ms, 182.6965); // the other ranks: 0.5 * 52.199 + 156.597
     close(leg.interference_ms, 9.6);
     close(leg.with(&prefill, 7.0).interference_ms, 192.2965);
-    close(leg.base_ms(), 798.036); // 99 tokens by two a step of 15.928 ms, and 9.6
+    close(leg.base_ms(), 798.073523897); // 99 tokens by two a step of 15.928 ms; 9.6; 0.0375 for blocks
 }
 
 #[test]
-fn the_barrier_counts_all_blocks_that_a_request_will_fill_and_the_time_that_it_keeps_them() {
+fn saturation_counts_all_blocks_that_a_request_will_fill_and_the_time_that_it_keeps_them() {
     let filling = WorkerLoad { blocks_used: 9_000.0, ..idle() };
     let ask = demand(1_600.0, 600.0);
-    // x^8 / (1 - x) of a pool that is 0.906875 full with prompt and answer, 0.90625 with the prompt alone. A prompt of 64.199 ms
-    // and an answer of 1,200.672 ms keep it.
-    close(estimate(&filling, &nobody(), &ask).saturation_ms, 6_213.830_293_360_7);
+    // x / (1 - x) of a pool of which 0.906875 are taken with prompt and answer, 0.90625 with the prompt alone. A prompt of 64.199 ms
+    // and an answer of 1,200.672 ms keep 68.75 blocks, or the prompt 62.5, of 10,000.
+    close(estimate(&filling, &nobody(), &ask).saturation_ms, 84.683750130);
     let (prefill, leg) = (prefill_leg(&filling, &nobody(), &ask), decode_leg(&filling, &ask));
-    close(prefill.saturation_ms, 311.559_604_264_4);
-    close(leg.saturation_ms, 5_898.445_016_124_1);
-    close(leg.with(&prefill, 7.0).saturation_ms, 6_210.004_620_388_5);
+    close(prefill.saturation_ms, 3.878689583);
+    close(leg.saturation_ms, 80.385594765);
+    close(leg.with(&prefill, 7.0).saturation_ms, 84.264284348);
+}
+
+#[test]
+fn who_takes_twice_the_blocks_or_keeps_them_twice_as_long_delays_others_twice_as_much() {
+    let of = |used: f64, blocks: f64, ms: f64| {
+        saturation_ms(&WorkerLoad { blocks_used: used, ..idle() }, blocks, ms)
+    };
+    close(of(4_990.0, 10.0, 1_000.0), 1.0); // a thousandth of the pool, half of which is taken then, for a second
+    close(of(4_980.0, 20.0, 1_000.0), 2.0);
+    close(of(4_990.0, 10.0, 2_000.0), 2.0);
+    close(of(7_490.0, 10.0, 1_000.0), 3.0);
+    close(of(20_000.0, 10.0, 1_000.0), 99.0); // never fuller than 0.99
+    let tiny = WorkerLoad { blocks: 0.0, ..idle() };
+    close(saturation_ms(&tiny, 1.0, 1.0), 99.0);
 }
 
 #[test]

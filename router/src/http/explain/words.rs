@@ -15,7 +15,10 @@ const PREDICTED: [(&str, &str); 10] = [
         "interference_ms",
         "delay that this request adds to the requests already running there and to those still to come",
     ),
-    ("saturation_ms", "penalty that grows as the worker's KV cache fills; no time of anybody"),
+    (
+        "saturation_ms",
+        "delay that the KV blocks which this request keeps add to the requests still to come",
+    ),
     ("total_ms", "the sum of these; the policy `kv` takes the smallest"),
     (
         "left_out",
