@@ -23,7 +23,7 @@ fn allocated(run: impl FnOnce()) -> usize {
 
 /// A Hello whose `transfer` is this, as bytes.
 fn hello_with_transfer(transfer: &[u8]) -> Vec<u8> {
-    let mut body = b"\xdc\x00\x12\x01\x08\xa1w\x01\xa4both\xa1m".to_vec();
+    let mut body = b"\xdc\x00\x12\x01\x09\xa1w\x01\xa4both\xa1m".to_vec();
     body.extend(b"\x96\xa1a\xa1b\xa1c\xa1d\xa1e\x10\x96\x01\x01\x01\x01\0\0\x01\xc0");
     body.extend(transfer);
     body

@@ -23,7 +23,7 @@ use std::num::NonZeroUsize;
 
 use crate::core::secret::HashKey;
 
-use keyed::{GROUP, Keyed};
+pub(crate) use keyed::{GROUP, Keyed};
 pub use memo::ChainMemo;
 
 /// Name of this hash in `Fingerprints::hash_scheme`.

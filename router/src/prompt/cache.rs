@@ -2,7 +2,11 @@
 //! recently used.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use foldhash::fast::RandomState;
+
+use crate::core::blocks::{GROUP, Keyed};
 
 /// What the cache did so far for one model, for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -33,7 +37,7 @@ impl CacheStats {
 
 /// Tokens of stretches of text, of all models together.
 ///
-/// A stretch is known by a BLAKE3 digest of model, salt and text, so that nobody can make two that collide, and the text itself
+/// A stretch is known by a BLAKE3 hash of model, salt and text, so that nobody can make two that collide, and the text itself
 /// is not kept.
 ///
 /// Stretches that nobody asked for again make room for new ones before those that somebody did, so however much text comes
@@ -53,7 +57,7 @@ pub(crate) struct StretchHash([u8; 32]);
 #[derive(Debug, Default)]
 struct State {
     limit_bytes: usize,
-    index: HashMap<StretchHash, u32>,
+    index: HashMap<StretchHash, u32, RandomState>,
     /// The greatest capacity that `index` has had: it is less while places of former entries are not reclaimed.
     index_capacity: usize,
     /// Entries, and places of former ones. Those in use are two rings in order of use, where the oldest follows the newest.
@@ -154,13 +158,31 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Bytes of a text that are hashed side by side with others.
+const PIECE: usize = 128;
+/// Of such pieces, apart from all that has no key.
+static PIECES: LazyLock<Keyed> =
+    LazyLock::new(|| Keyed::new(blake3::hash(b"headrace pieces of a stretch").as_bytes()));
+
 impl StretchHash {
     /// `model` sets the texts of one model apart from those of all others, and `salt` those of one tenant: by the time that
     /// a prompt takes, nobody learns what others sent.
+    ///
+    /// BLAKE3 hashes the 1,024 bytes of a chunk one after the other, and a stretch has two or three. So what is hashed in the place
+    /// of the text are digests of its pieces, of which SIMD makes 16 at once, and what is left over. Which bytes are which follows
+    /// from the length, so two texts of the same hash would be a collision of BLAKE3's.
     pub(crate) fn new(model: u64, salt: &[u8], text: &str) -> Self {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&model.to_le_bytes()).update(&(salt.len() as u64).to_le_bytes());
-        hasher.update(salt).update(text.as_bytes());
+        for number in [model, salt.len() as u64, text.len() as u64] {
+            hasher.update(&number.to_le_bytes());
+        }
+        hasher.update(salt);
+        let mut digests = [[0; 32]; GROUP];
+        for group in text.as_bytes().chunks(GROUP * PIECE) {
+            PIECES.group(group, PIECE, &mut digests);
+            let (pieces, rest) = group.split_at(group.len() / PIECE * PIECE);
+            hasher.update(digests[..pieces.len() / PIECE].as_flattened()).update(rest);
+        }
         Self(*hasher.finalize().as_bytes())
     }
 }
@@ -319,6 +341,30 @@ mod tests {
         }
         assert!(cache.get(&StretchHash::new(0, b"", "text")).is_none());
         assert!(cache.entries() > 10);
+    }
+
+    #[test]
+    fn each_bit_of_a_text_and_its_length_count() {
+        let mut names = std::collections::HashSet::new();
+        for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, GROUP * PIECE, GROUP * PIECE + PIECE + 9]
+        {
+            let text = "a".repeat(length);
+            assert!(names.insert(name(&text)), "{length}");
+            for at in 0..length {
+                let mut other = text.clone().into_bytes();
+                other[at] = b'b';
+                assert!(
+                    names.insert(name(std::str::from_utf8(&other).unwrap())),
+                    "{at} of {length}"
+                );
+            }
+        }
+        let parts = [[b'x'; PIECE], [b'y'; PIECE]];
+        let texts =
+            [[parts[0], parts[1]], [parts[1], parts[0]]].map(|two| two.as_flattened().to_vec());
+        for text in texts {
+            assert!(names.insert(name(std::str::from_utf8(&text).unwrap())));
+        }
     }
 
     #[test]

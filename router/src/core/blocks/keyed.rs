@@ -9,7 +9,7 @@ use blake3::platform::{Platform, le_bytes_from_words_32, words_from_le_bytes_32}
 use blake3::{BLOCK_LEN, IncrementCounter};
 
 /// Blocks hashed at once: the widest SIMD (AVX-512) has 16 lanes of a word, and wider groups would gain nothing.
-pub(super) const GROUP: usize = 16;
+pub(crate) const GROUP: usize = 16;
 
 // Domain flags of BLAKE3, from table 3 of its specification. An input of one chunk begins, ends and is the root.
 const CHUNK_START: u8 = 1 << 0;
@@ -18,14 +18,15 @@ const ROOT: u8 = 1 << 3;
 const KEYED_HASH: u8 = 1 << 4;
 
 /// BLAKE3 under one key.
-pub(super) struct Keyed {
+#[derive(Debug)]
+pub(crate) struct Keyed {
     key: [u8; 32],
     words: [u32; 8],
     platform: Platform,
 }
 
 impl Keyed {
-    pub(super) fn new(key: &[u8; 32]) -> Self {
+    pub(crate) fn new(key: &[u8; 32]) -> Self {
         Self { key: *key, words: words_from_le_bytes_32(key), platform: Platform::detect() }
     }
 
@@ -38,7 +39,7 @@ impl Keyed {
     }
 
     /// Hashes of the full blocks of `block_bytes` in `group`, at most [`GROUP`], at the start of `out`.
-    pub(super) fn group(&self, group: &[u8], block_bytes: usize, out: &mut [[u8; 32]; GROUP]) {
+    pub(crate) fn group(&self, group: &[u8], block_bytes: usize, out: &mut [[u8; 32]; GROUP]) {
         match block_bytes {
             64 => self.lanes::<64>(group, out),
             128 => self.lanes::<128>(group, out),
