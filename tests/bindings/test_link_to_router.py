@@ -83,9 +83,10 @@ async def test_a_wrong_secret_does_not_join(guarded: _core.Router, secret: str |
 
 
 async def test_another_protocol_is_refused_with_both_numbers(open_to_all: _core.Router) -> None:
-    hello = dataclasses.replace(HELLO, protocol=9)
+    hello = dataclasses.replace(HELLO, protocol=frames.PROTOCOL + 1)
     async with asyncio.timeout(IN_TIME_S):
         with pytest.raises(Refused) as caught:
             await link_to(open_to_all, None, hello).connect()
     refused = caught.value
-    assert (refused.field, refused.expected, refused.got) == ("protocol", str(frames.PROTOCOL), "9")
+    numbers = (str(frames.PROTOCOL), str(frames.PROTOCOL + 1))
+    assert (refused.field, refused.expected, refused.got) == ("protocol", *numbers)

@@ -51,7 +51,7 @@ RSS, FDS = "process_resident_memory_bytes", "process_open_fds"
 LABELS = 'worker="w",model="m"'
 CACHES = {
     f"headrace_{name}_bytes": "0x2000"
-    for name in ("index", "prompt_cache", "description", "responses_stored")
+    for name in ("index", "prompt_cache", "chain_memo", "description", "responses_stored")
 }
 
 CASES = [

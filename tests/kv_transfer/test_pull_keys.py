@@ -14,7 +14,7 @@ import pytest
 
 from headrace.kv_transfer.backends.base import TICKET_BYTES, LinkBroken, TransferError, layout_text
 from headrace.kv_transfer.peers.client import TransferClient
-from headrace.kv_transfer.peers.members import PROOF_BYTES, Members, Met, pull_proof
+from headrace.kv_transfer.peers.members import PROOF_BYTES, Members, SourceAnswer, pull_proof
 from headrace.kv_transfer.peers.messages import (
     SCHEMA,
     Ended,
@@ -311,7 +311,7 @@ async def test_no_key_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     source = FakeSource(blocks=(4, 5))
     offered = OfferedTicket(b"t", key, source, lambda: None, None, shared=False)
     holders = [
-        *(bound(b"t", key), offered, ShownTicket(b"t", b"p", key), Met(b"p", key)),
+        *(bound(b"t", key), offered, ShownTicket(b"t", b"p", key), SourceAnswer(b"p", key)),
         *(KvFrom("p", [], 1, key), KvTransfer(1, key), MigrationOrder(1, key)),
     ]
     async with serving() as server, a_client(make_pool(), "tcp") as client:

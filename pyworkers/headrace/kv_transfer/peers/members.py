@@ -44,7 +44,7 @@ class Transcript:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class SourceAnswer:
     """What a source has for a puller whose proof was right."""
 
     proof: bytes  # the source's own
@@ -56,7 +56,8 @@ def pull_proof(pull_key: bytes, by_member: bytes, ticket: bytes) -> bytes:
     """That the puller has the ticket's pull key, too.
 
     `by_member` was made with the key of the block hash on this connection. In the handshake it is all proofs that go
-    with this one, as the puller does not know yet which of its keys the source knows. After that it is `Met.shared`.
+    with this one, as the puller does not know yet which of its keys the source knows. After that it is the value that
+    both share (`SourceAnswer.shared`).
     """
     return hmac.digest(pull_key, _PULL + by_member + ticket, "sha256")
 
@@ -76,12 +77,12 @@ class Members:
         """One for each key: which of them the source knows is not for strangers to hear."""
         return [transcript.proof(_PULLER, key) for key in self._keys]
 
-    def answer(self, transcript: Transcript, proofs: Sequence[bytes]) -> Met | None:
+    def answer(self, transcript: Transcript, proofs: Sequence[bytes]) -> SourceAnswer | None:
         """The source's answer, by the key that one of the puller's proofs was made with; None if none was."""
         for key in self._keys:
             expected = transcript.proof(_PULLER, key)
             if any(hmac.compare_digest(expected, proof) for proof in proofs):
-                return Met(transcript.proof(_SOURCE, key), transcript.proof(_SHARED, key))
+                return SourceAnswer(transcript.proof(_SOURCE, key), transcript.proof(_SHARED, key))
         return None
 
     def shared(self, transcript: Transcript, proof: bytes) -> bytes | None:
