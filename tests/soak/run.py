@@ -23,6 +23,8 @@ CALIBRATION_S = 5
 PROGRAM = (sys.executable, "-m", "headrace")
 # Steps of 2 ms, so that the router is what works most.
 STEP_COSTS = "2,0.001,0,0.01,0"
+# Full within seconds: what grows after that is no cache. The default takes 80,000 of these requests to fill.
+CACHE_BYTES = 8 << 20
 _HELD = (
     "headrace_booked_legs",
     "headrace_streams",
@@ -49,7 +51,8 @@ def soak(folder: Path, *, seconds: float, share: float, seed: int) -> Soaked:
     `folder` is its own. Raises AssertionError if router or workers do not come up, or something is not given back.
     """
     socket = folder / "workers.sock"
-    router = Server("router", "--port", "0", "--worker-listen", f"unix:{socket}")
+    listen = ("--port", "0", "--worker-listen", f"unix:{socket}")
+    router = Server("router", *listen, "--tokenizer-cache-bytes", str(CACHE_BYTES))
     mock: Running | None = None
     try:
         router.set_url(router.wait_line(r"headrace-router: (http:\S+) for clients")[1])

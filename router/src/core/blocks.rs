@@ -109,6 +109,8 @@ struct Chain {
     blocks: Keyed,
     links: Keyed,
     last: BlockHash,
+    /// Of the group at hand, kept for the next one.
+    bytes: Vec<u8>,
 }
 
 impl Chain {
@@ -118,6 +120,7 @@ impl Chain {
             blocks: Keyed::new(blake3::keyed_hash(&key.0, b"headrace tokens").as_bytes()),
             links: Keyed::new(&key.0),
             last: parent,
+            bytes: Vec::new(),
         }
     }
 
@@ -129,13 +132,14 @@ impl Chain {
     }
 
     /// Appends the digests of the full blocks of `tokens`.
-    fn digest(&self, tokens: &[u32], digests: &mut Vec<Digest>) {
-        let mut bytes = Vec::new();
+    fn digest(&mut self, tokens: &[u32], digests: &mut Vec<Digest>) {
+        let mut bytes = std::mem::take(&mut self.bytes);
         for group in tokens.chunks(self.block_bytes.saturating_mul(GROUP) / 4) {
             bytes.clear();
             bytes.extend(group.iter().flat_map(|token| token.to_le_bytes()));
             self.digest_le(&bytes, digests);
         }
+        self.bytes = bytes;
     }
 
     /// Appends the digests of the full blocks of `group`, which has at most [`GROUP`].
