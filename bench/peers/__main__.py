@@ -25,8 +25,9 @@ from bench.peers.cases import CASES, DRY_CASES, Case
 from bench.peers.environments import ENVIRONMENTS, Environment, NotInstalledError
 from bench.peers.measure import Run, Setting, one_run
 from bench.peers.processes import raise_descriptor_limit
-from bench.peers.routers import NAMES, RELEASE, Programs, System, built, systems
+from bench.peers.routers import NAMES, RELEASE, systems
 from bench.peers.summary import summary
+from bench.peers.systems import Programs, System, built
 from bench.peers.table import table
 
 

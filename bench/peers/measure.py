@@ -16,7 +16,7 @@ from bench.helpers.clients import LoadFailedError, merged, reports
 from bench.helpers.fleet import ProcessDiedError
 from bench.peers.cases import PREFIXES, REQUESTS_OF_A_CLIENT, STALLED_TOKENS, Case
 from bench.peers.processes import Watch, cpu_s, machine_cpu_s, resident_mib, wait_until_quiet
-from bench.peers.routers import MODEL, Running, System, running
+from bench.peers.systems import MODEL, Running, System, running
 
 RUN_LIMIT_S = 400.0
 SETTLE_LIMIT_S = 180.0

@@ -12,18 +12,9 @@ from bench.peers import table
 from bench.peers.__main__ import arguments, in_turns
 from bench.peers.cases import CASES, OTHER_DESCRIPTORS, Case, share
 from bench.peers.measure import Setting, figures, loads, note, sources, why_not
-from bench.peers.routers import (
-    UNEVEN,
-    WORKERS,
-    Direct,
-    Headrace,
-    Nginx,
-    Programs,
-    Running,
-    Sglang,
-    free_addresses,
-)
+from bench.peers.routers import Direct, Headrace, Nginx, Sglang
 from bench.peers.summary import added, spread, summary
+from bench.peers.systems import UNEVEN, WORKERS, Programs, Running, free_addresses
 
 PROGRAMS = Programs(router=[], bench=[], mock=[], doc=None)
 CASE = Case(name="B", what="streams", streams=4, max_tokens=8)

@@ -78,31 +78,30 @@ async def test_without_a_ticket_in_time_the_prompt_is_computed_here(two: Pair) -
     two.check()
 
 
+async def decodes_without_its_pull(two: Pair) -> None:
+    """The pull of request 1 is refused, and its decode worker computes the prompt."""
+    assert await two.go_on(1)
+    await two.d.until_freed(1)
+    assert two.joined(1).ids == true_greedy(LONG, 5)
+    assert two.pull_outcomes(1) == ["refused"]
+    two.p.send(Cancel(PREFILL + 1))
+    await two.p.until_freed(PREFILL + 1)
+    two.check()
+
+
 @pytest.mark.parametrize("ticket", [b"", b"x", bytes(24), bytes(256)], ids=len)
 async def test_a_ticket_that_is_none_makes_the_worker_do_it_itself(
     two: Pair, ticket: bytes
 ) -> None:
     two.submit(1, LONG, max_tokens=5)
     two.d.send(Ticket(1, ticket))
-    assert await two.go_on(1)
-    await two.d.until_freed(1)
-    assert two.joined(1).ids == true_greedy(LONG, 5)
-    assert two.pull_outcomes(1) == ["refused"]
-    two.p.send(Cancel(PREFILL + 1))
-    await two.p.until_freed(PREFILL + 1)
-    two.check()
+    await decodes_without_its_pull(two)
 
 
 async def test_without_the_key_of_the_ticket_the_prompt_is_computed_here(two: Pair) -> None:
     two.submit(1, LONG, max_tokens=5, pull_key=OTHER_PULL_KEY)
     await two.pass_on(1)
-    assert await two.go_on(1)
-    await two.d.until_freed(1)
-    assert two.joined(1).ids == true_greedy(LONG, 5)
-    assert two.pull_outcomes(1) == ["refused"]
-    two.p.send(Cancel(PREFILL + 1))
-    await two.p.until_freed(PREFILL + 1)
-    two.check()
+    await decodes_without_its_pull(two)
 
 
 async def test_a_ticket_that_was_stolen_is_still_that_of_its_request(two: Pair) -> None:

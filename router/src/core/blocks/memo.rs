@@ -22,7 +22,7 @@ const SHARDS: usize = 8;
 /// Names that are remembered, for each of the largest stretches that there is room for.
 const NAMES_A_STRETCH: usize = 4;
 /// Of a chain whose blocks have as few tokens as those of any engine.
-const LARGEST_STRETCH: usize = Stretch::bytes_of(STRETCH_TOKENS / 16);
+const LARGEST_STRETCH: usize = ChainStretch::bytes_of(STRETCH_TOKENS / 16);
 
 /// See the head of this file. Stretches are kept once they come a second time, in one bound of bytes for all models. What was not
 /// asked for while half of the room was filled anew makes room.
@@ -37,20 +37,20 @@ pub struct ChainMemo {
 struct Shard {
     half_bytes: usize,
     /// Of the present half, and of the one before it.
-    young: Half,
-    old: Half,
+    young: MemoHalf,
+    old: MemoHalf,
     /// Names that came once, each at the place that follows from it, where a later one replaces an earlier one.
     seen: Box<[u64]>,
 }
 
 #[derive(Debug, Default)]
-struct Half {
-    stretches: HashMap<u64, Arc<Stretch>>,
+struct MemoHalf {
+    stretches: HashMap<u64, Arc<ChainStretch>>,
     bytes: usize,
 }
 
 #[derive(Debug)]
-struct Stretch {
+struct ChainStretch {
     after: BlockHash,
     digests: Box<[Digest]>,
     hashes: Box<[BlockHash]>,
@@ -121,7 +121,7 @@ impl ChainMemo {
         let mut shard = Self::lock(shard);
         if shard.came_before(name) {
             let hashes = hashes[before..].into();
-            shard.keep(name, Stretch { after, digests: digests.into(), hashes });
+            shard.keep(name, ChainStretch { after, digests: digests.into(), hashes });
         }
     }
 
@@ -136,7 +136,7 @@ impl Shard {
         self.young.bytes + self.old.bytes + size_of_val(&*self.seen)
     }
 
-    fn find(&mut self, name: u64) -> Option<Arc<Stretch>> {
+    fn find(&mut self, name: u64) -> Option<Arc<ChainStretch>> {
         if let Some(found) = self.young.stretches.get(&name) {
             return Some(Arc::clone(found));
         }
@@ -152,12 +152,12 @@ impl Shard {
     }
 
     /// In the place of another one of this name.
-    fn keep(&mut self, name: u64, stretch: Stretch) {
+    fn keep(&mut self, name: u64, stretch: ChainStretch) {
         self.young.take(name);
         self.add(name, Arc::new(stretch));
     }
 
-    fn add(&mut self, name: u64, stretch: Arc<Stretch>) {
+    fn add(&mut self, name: u64, stretch: Arc<ChainStretch>) {
         let bytes = stretch.bytes();
         if self.young.bytes + bytes > self.half_bytes {
             self.old = std::mem::take(&mut self.young);
@@ -169,15 +169,15 @@ impl Shard {
     }
 }
 
-impl Half {
-    fn take(&mut self, name: u64) -> Option<Arc<Stretch>> {
+impl MemoHalf {
+    fn take(&mut self, name: u64) -> Option<Arc<ChainStretch>> {
         let taken = self.stretches.remove(&name)?;
         self.bytes -= taken.bytes();
         Some(taken)
     }
 }
 
-impl Stretch {
+impl ChainStretch {
     fn is(&self, after: BlockHash, digests: &[Digest]) -> bool {
         self.after == after && *self.digests == *digests
     }
