@@ -73,6 +73,7 @@ def merged(parts: Sequence[Report]) -> Report:
         "cpu_s": [max(looks) for looks in zip(*(part["cpu_s"] for part in parts), strict=True)],
         "ttft_ms": worst([part["ttft_ms"] for part in parts]),
         "itl_ms": worst([part["itl_ms"] for part in parts]),
+        "late_ms": worst([part.get("late_ms") for part in parts]),
     }
 
 

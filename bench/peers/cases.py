@@ -10,6 +10,7 @@ OTHER_DESCRIPTORS = 150
 PREFIXES = 64  # beginnings of prompts that are asked for
 CACHED_PREFIXES = 40  # of those, how many a worker has room for
 STALLED_TOKENS = 256
+TOKEN_TEXT = " river"  # of all tokens of `bench http-worker`
 REQUESTS_OF_A_CLIENT = (
     1_000_000  # more than it sends in a run: numbers of requests begin so far apart
 )
@@ -31,6 +32,7 @@ class Case:
     prefix_policy: bool = False  # routers choose by what workers have cached
     prefill_us: float = 0.0  # for each token of a prompt that its worker has not cached
     stalled: int = 0  # streams that nobody reads, beside the load
+    paced: bool = False  # tokens are held against the workers' pace
 
     def flags(self, seconds: float) -> list[str]:
         """Of `bench load`."""
@@ -40,6 +42,8 @@ class Case:
             flags += ["--shared-prefix", str(self.shared), "--prefixes", str(PREFIXES)]
         if self.unary:
             flags.append("--unary")
+        if self.paced:
+            flags += ["--pace", f"{self.step_ms}ms", "--token-text", TOKEN_TEXT]
         if self.requests:
             return [*flags, "-n", str(self.requests)]
         return [*flags, "--duration", f"{seconds}s"]
@@ -70,7 +74,7 @@ def share(total: int, count: int) -> list[int]:
     return [total // count + (i < total % count) for i in range(count)]
 
 
-def paced(streams: int, waves: int) -> Case:
+def at_pace(streams: int, waves: int) -> Case:
     """128 tokens at 20 ms each."""
     return Case(
         name=f"C{streams}",
@@ -79,6 +83,7 @@ def paced(streams: int, waves: int) -> Case:
         max_tokens=128,
         step_ms=20.0,
         requests=waves * streams,
+        paced=True,
     )
 
 
@@ -118,11 +123,11 @@ CASES = [
         streams=64,
         max_tokens=64,
     ),
-    paced(512, waves=3),
-    paced(2048, waves=2),
-    paced(9_900, waves=1),
-    paced(19_500, waves=1),
-    paced(30_000, waves=1),
+    at_pace(512, waves=3),
+    at_pace(2048, waves=2),
+    at_pace(9_900, waves=1),
+    at_pace(19_500, waves=1),
+    at_pace(30_000, waves=1),
     long_prompts("D8k", 8_000, streams=16),
     long_prompts("D100k", 100_000, streams=4),
     Case(
@@ -145,7 +150,7 @@ CASES = [
 # Of `--dry`: that everything works, in seconds.
 DRY_CASES = [
     Case(name="A", what="short chats", streams=4, max_tokens=1, requests=40, unary=True),
-    Case(name="B", what="streams", streams=4, max_tokens=8, step_ms=1.0, requests=12),
+    Case(name="B", what="streams", streams=4, max_tokens=8, step_ms=1.0, requests=12, paced=True),
     Case(
         name="D",
         what="shared beginnings",

@@ -172,7 +172,7 @@ def figures(case: Case, report: Figures, router_processes: int) -> Figures:
     worker_s = sum(report["cpu_s"][router_processes:])
 
     def quantile(name: str, which: str) -> float | None:
-        return report[name][which] if report[name] else None
+        return report[name][which] if report.get(name) else None
 
     return {
         "requests": report["requests"],
@@ -193,5 +193,7 @@ def figures(case: Case, report: Figures, router_processes: int) -> Figures:
         "ttft_p99_ms": quantile("ttft_ms", "p99"),
         "itl_p50_ms": quantile("itl_ms", "p50"),
         "itl_p99_ms": quantile("itl_ms", "p99"),
+        "late_p50_ms": quantile("late_ms", "p50"),
+        "late_p99_ms": quantile("late_ms", "p99"),
         "hit_rate": report["token_hit_rate"],
     }

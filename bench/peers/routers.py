@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.helpers.report import ROOT
-from bench.peers.cases import CACHED_PREFIXES, Case
+from bench.peers.cases import CACHED_PREFIXES, TOKEN_TEXT, Case
 from bench.peers.environments import Environment
 from bench.peers.systems import (
     MODEL,
@@ -113,6 +113,11 @@ class Headrace(System):
         flags = ["--workers", "1", "--router", link, *time, *room, *pool]
         if self.programs.doc is not None:
             flags += ["--doc", str(self.programs.doc)]
+        if case.paced:
+            script = stack.folder / f"answer{number}.jsonl"
+            answer = {"text": TOKEN_TEXT * case.max_tokens, "finish": "length"}
+            script.write_text(json.dumps(answer))
+            flags += ["--script", str(script)]
         workers = [
             stack.start(f"worker{i}", [*self.programs.mock, *flags, "--name", f"mock-{i}-"])
             for i in range(number * WORKERS, (number + 1) * WORKERS)

@@ -52,6 +52,7 @@ def at_pace(case: str, streams: str) -> list[Column]:
         Column(case, f"{streams}: tokens/s", ("tokens_per_s",)),
         Column(case, "TTFT p50 / p99", ("ttft_p50_ms", "ttft_p99_ms")),
         Column(case, "gap p50 / p99", ("itl_p50_ms", "itl_p99_ms")),
+        Column(case, "late p50 / p99", ("late_p50_ms", "late_p99_ms")),
         Column(case, "KiB a stream", ("rss_kib_a_stream",)),
         Column(case, "errors", ("errors",)),
     ]

@@ -18,11 +18,13 @@ use hyper_util::rt::TokioIo;
 use tokio::net::{TcpSocket, TcpStream};
 
 pub(crate) mod body;
+pub(crate) mod pace;
 pub(crate) mod sse;
 mod starting;
 mod tls;
 
 use crate::BadInput;
+use crate::client::pace::TokenPace;
 use crate::client::sse::{Event, Lines, Usage};
 use crate::client::tls::Tls;
 use crate::report::sample::{Answer, Failure, Sample};
@@ -92,6 +94,8 @@ pub(crate) struct Client {
     timeout: Duration,
     /// The server's clock runs so much faster: measured times are multiplied by it.
     clock: f64,
+    /// What tokens are held against.
+    pace: Option<TokenPace>,
     /// Local addresses of connections, and how many were made from them.
     sources: Vec<IpAddr>,
     dialled: AtomicUsize,
@@ -135,7 +139,13 @@ impl Client {
         let timeout = Duration::from_secs(args.timeout_s);
         let (sources, dialled) = (args.sources.clone(), AtomicUsize::new(0));
         let idle = Mutex::default();
-        Ok(Self { authority, tls, headers, timeout, clock, sources, dialled, idle })
+        let pace = None;
+        Ok(Self { authority, tls, headers, timeout, clock, pace, sources, dialled, idle })
+    }
+
+    /// The same, and of each answer it is told how late its tokens are.
+    pub(crate) fn with_pace(self, pace: Option<TokenPace>) -> Self {
+        Self { pace, ..self }
     }
 
     /// Sends a request that was due at `due`, counted from `begin`, and reads its answer to the end.
@@ -149,7 +159,7 @@ impl Client {
         };
         let answer = tokio::time::timeout(self.timeout, self.answer(request)).await;
         let result = match answer {
-            Ok(Ok(timed)) => Ok(timed.answer(|to| ms(due, to), self.clock)),
+            Ok(Ok(timed)) => Ok(timed.answer(|to| ms(due, to), self.clock, self.pace.as_ref())),
             Ok(Err(failure)) => Err(failure),
             Err(_) => Err(fail("timeout", format!("no whole answer in {:?}", self.timeout))),
         };
@@ -167,7 +177,7 @@ impl Client {
             return Err(fail(status.as_str(), String::from_utf8_lossy(&text)));
         }
         if request.streams {
-            timed.read_events(response).await?;
+            timed.read_events(response, self.pace.as_ref()).await?;
         } else {
             let text = response.into_body().collect().await.map_err(transport)?.to_bytes();
             let body = serde_json::from_slice(&text);
@@ -255,6 +265,8 @@ struct Timed {
     last: Instant,
     end: Instant,
     gaps: Vec<Duration>,
+    /// Events and their tokens, where these are held against a pace.
+    came: Vec<(Instant, u32)>,
     usage: Usage,
     worker: Option<Arc<str>>,
 }
@@ -262,7 +274,15 @@ struct Timed {
 impl Timed {
     fn new(worker: Option<Arc<str>>) -> Self {
         let now = Instant::now();
-        Self { first: None, last: now, end: now, gaps: Vec::new(), usage: Usage::default(), worker }
+        Self {
+            first: None,
+            last: now,
+            end: now,
+            gaps: Vec::new(),
+            came: Vec::new(),
+            usage: Usage::default(),
+            worker,
+        }
     }
 
     fn tokens(&mut self, now: Instant) {
@@ -274,13 +294,21 @@ impl Timed {
         self.last = now;
     }
 
-    async fn read_events(&mut self, mut response: Response<Incoming>) -> Result<(), Failure> {
+    async fn read_events(
+        &mut self,
+        mut response: Response<Incoming>,
+        pace: Option<&TokenPace>,
+    ) -> Result<(), Failure> {
         let mut lines = Lines::default();
         let mut done = false;
         while let Some(frame) = response.frame().await {
             let Ok(data) = frame.map_err(transport)?.into_data() else { continue };
             let now = Instant::now();
             for line in lines.push(&data) {
+                let tokens = pace.map_or(0, |pace| pace.tokens(&line));
+                if tokens > 0 {
+                    self.came.push((now, tokens));
+                }
                 match Event::of(&line) {
                     Some(Event::Tokens) => self.tokens(now),
                     Some(Event::Usage(usage, with_text)) => {
@@ -299,7 +327,7 @@ impl Timed {
     }
 
     /// `ms` gives the time from when the request was due.
-    fn answer(self, ms: impl Fn(Instant) -> f64, clock: f64) -> Answer {
+    fn answer(self, ms: impl Fn(Instant) -> f64, clock: f64, pace: Option<&TokenPace>) -> Answer {
         let gap_ms = |gap: &Duration| (gap.as_secs_f64() * 1e3 * clock) as f32;
         Answer {
             // Tokens without any text have no event: then all that is known is the end.
@@ -307,6 +335,7 @@ impl Timed {
             last_ms: ms(if self.first.is_some() { self.last } else { self.end }),
             e2e_ms: ms(self.end),
             gaps_ms: self.gaps.iter().map(gap_ms).collect(),
+            late_ms: pace.map(|pace| pace.late_ms(&self.came)).unwrap_or_default(),
             prompt_tokens: self.usage.prompt_tokens,
             completion_tokens: self.usage.completion_tokens,
             cached_tokens: self.usage.cached_tokens,

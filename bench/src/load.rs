@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::BadInput;
 use crate::client::body::Asker;
+use crate::client::pace::TokenPace;
 use crate::client::{Client, ClientArgs};
 use crate::drive::{Arrivals, Run, arrival_times, closed_loop, open_loop};
 use crate::progress::Progress;
@@ -84,6 +85,12 @@ pub(crate) struct LoadArgs {
     /// Report the CPU time of these processes over the run, comma separated.
     #[arg(long, value_delimiter = ',', help_heading = "Report")]
     pids: Vec<u32>,
+    /// Report how late tokens are where workers give each answer a token in this time: 20ms. Needs --token-text.
+    #[arg(long, value_name = "TIME", value_parser = time_ms, requires = "token_text", help_heading = "Report")]
+    pace: Option<f64>,
+    /// The text that all tokens have, as it stands in JSON.
+    #[arg(long, value_name = "TEXT", value_parser = token_text, requires = "pace", help_heading = "Report")]
+    token_text: Option<String>,
     #[command(flatten)]
     output: Output,
 }
@@ -109,7 +116,9 @@ pub(crate) async fn run(args: LoadArgs) -> anyhow::Result<()> {
     if args.max_tokens == 0 {
         return Err(BadInput("--max-tokens must be at least 1".into()).into());
     }
-    let client = Arc::new(Client::new(&args.client, 1.0)?);
+    let pace = args.pace.zip(args.token_text.as_deref());
+    let pace = pace.map(|(ms, text)| TokenPace::new(Duration::from_secs_f64(ms / 1e3), text));
+    let client = Arc::new(Client::new(&args.client, 1.0)?.with_pace(pace));
     let model = client.model_for("load", &args.client).await?;
     let asker = Asker { model, priority: args.client.priority, unary: args.unary };
     let (first, max_tokens) = (args.first, args.max_tokens);
@@ -183,6 +192,10 @@ async fn closed(
 pub(crate) fn positive(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
     value.ok_or_else(|| "must be a number above 0".into())
+}
+
+fn token_text(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("must not be empty".into()) } else { Ok(text.to_owned()) }
 }
 
 pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {

@@ -144,6 +144,9 @@ pub(crate) struct Report {
     tpot_ms: Option<f64>,
     tpot_quantiles_ms: Option<Quantiles>,
     itl_ms: Option<Quantiles>,
+    /// Of each token, where tokens were held against a pace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    late_ms: Option<Quantiles>,
     e2e_ms: Option<Quantiles>,
     goodput: Option<Goodput>,
     /// Greatest over mean, over workers, of the prompt tokens that were computed.
@@ -207,6 +210,7 @@ impl Report {
         let ttft = sorted(answers.iter().map(|a| a.ttft_ms));
         let tpot = sorted(answers.iter().filter_map(|a| a.tpot_ms()));
         let gaps = answers.iter().flat_map(|a| a.gaps_ms.iter().map(|gap| f64::from(*gap)));
+        let late = answers.iter().flat_map(|a| a.late_ms.iter().map(|late| f64::from(*late)));
         let by_worker = uncached_by_worker(&answers);
         let wall_s = setting.wall_s;
         Self {
@@ -233,6 +237,7 @@ impl Report {
             tpot_quantiles_ms,
             chunks: answers.iter().map(|a| a.gaps_ms.len() as u64 + 1).sum(),
             itl_ms: Quantiles::of_ms(gaps),
+            late_ms: Quantiles::of_ms(late),
             e2e_ms: Quantiles::of_ms(answers.iter().map(|a| a.e2e_ms)),
             goodput: setting.slo.map(|slo| Goodput::of(slo, &answers, samples.len(), wall_s)),
             imbalance: imbalance(&by_worker, setting.workers),
@@ -322,6 +327,7 @@ mod tests {
             last_ms: ttft_ms + 90.0,
             e2e_ms: ttft_ms + 91.0,
             gaps_ms: vec![10.0; 9],
+            late_ms: Vec::new(),
             prompt_tokens: 100,
             completion_tokens: 10,
             cached_tokens: Some(cached),

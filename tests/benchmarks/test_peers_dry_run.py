@@ -40,6 +40,8 @@ def test_the_dry_run_measures_what_is_here(tmp_path: Path) -> None:
     for peer in peers:
         assert runs["A", peer]["events_a_token"] is None
         assert runs["B", peer]["events_a_token"] > 0
+        assert 0 <= runs["B", peer]["late_p50_ms"] <= runs["B", peer]["late_p99_ms"]
+        assert runs["E", peer]["late_p99_ms"] is None
         assert runs["D", peer]["hit_rate"] > 0, "the warm-up has asked for every beginning"
         stalled = runs["E", peer]["stalled"]
         assert (stalled["streams"], stalled["begun"], stalled["whole"]) == (3, 3, 3)
@@ -58,3 +60,4 @@ def test_streams_that_one_process_has_no_descriptors_for_are_shared_out(tmp_path
         assert (figures["clients"], figures["requests"], figures["errors"]) == (2, 12, 0)
         assert figures["tokens_per_s"] > 0
         assert figures["ttft_p99_ms"] >= figures["ttft_p50_ms"] > 0
+        assert figures["late_p99_ms"] >= figures["late_p50_ms"] >= 0

@@ -22,6 +22,8 @@ pub(crate) struct Answer {
     pub(crate) e2e_ms: f64,
     /// Between the events that carried tokens; empty where nobody looked.
     pub(crate) gaps_ms: Vec<f32>,
+    /// By how much each token came later than at the pace that it was held against; empty where there was none.
+    pub(crate) late_ms: Vec<f32>,
     pub(crate) prompt_tokens: u32,
     pub(crate) completion_tokens: u32,
     /// Prompt tokens that the worker took from its cache; `None` where the server does not say.

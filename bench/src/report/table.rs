@@ -39,6 +39,7 @@ impl Display for Report {
         quantiles(out, "first token", self.ttft_ms)?;
         quantiles(out, "per token", self.tpot_quantiles_ms)?;
         quantiles(out, "between events", self.itl_ms)?;
+        quantiles(out, "behind pace", self.late_ms)?;
         quantiles(out, "whole answer", self.e2e_ms)?;
         quantiles(out, "sent late by", self.client_lag_ms)?;
         if let (Some(cpu_s), Some(share)) = (self.client_cpu_s, self.client_cpu_share) {
