@@ -72,7 +72,8 @@ async fn asks_again(io: &Guarded, socket: &Socket, clients: &Clients) -> bool {
             yield_now().await; // a turn for each request
             socket.presses();
             if socket.is_pressing() {
-                clients.gates.slot(socket).await;
+                // in a box, which connections that rest have no room for
+                Box::pin(clients.gates.slot(socket)).await;
             }
         }
         poll_fn(|context| io.poll_heard(context)).await;

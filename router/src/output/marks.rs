@@ -32,8 +32,8 @@ pub(super) struct Mark {
 #[derive(Debug)]
 pub(super) struct Marks {
     list: Vec<Mark>,
-    /// Bytes that markers begin with.
-    first: [bool; 256],
+    /// Bytes that markers begin with, a bit each: these stay as long as the answer.
+    first: [u64; 4],
 }
 
 /// What a text is to a list of markers.
@@ -47,11 +47,16 @@ pub(super) enum Look {
 
 impl Marks {
     pub(super) fn new(list: Vec<Mark>) -> Self {
-        let mut first = [false; 256];
+        let mut first = [0; 4];
         for mark in &list {
-            first[usize::from(mark.text.as_bytes()[0])] = true;
+            let byte = mark.text.as_bytes()[0];
+            first[usize::from(byte / 64)] |= 1 << (byte % 64);
         }
         Self { list, first }
+    }
+
+    fn may_begin_with(&self, byte: u8) -> bool {
+        self.first[usize::from(byte / 64)] >> (byte % 64) & 1 == 1
     }
 
     pub(super) fn look(&self, held: &str) -> Look {
@@ -76,7 +81,7 @@ impl Marks {
     /// Bytes of `text` before a place where a marker may begin, or this character stands.
     pub(super) fn free(&self, text: &str, also: Option<char>) -> usize {
         let also = also.map(|c| c as u32);
-        let stops = |byte: u8| self.first[usize::from(byte)] || also == Some(u32::from(byte));
+        let stops = |byte: u8| self.may_begin_with(byte) || also == Some(u32::from(byte));
         text.bytes().position(stops).unwrap_or(text.len())
     }
 }

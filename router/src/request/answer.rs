@@ -267,7 +267,7 @@ impl Answer {
                 }
             }
             let nearest = self.choices.iter().filter_map(Choice::deadline).min();
-            let nearest = nearest.unwrap_or(self.common.deadline).min(self.common.deadline);
+            let nearest = nearest.unwrap_or(self.common.deadline()).min(self.common.deadline());
             if nearest < self.timer.deadline() || self.timer.is_elapsed() {
                 self.timer.as_mut().reset(nearest);
             }

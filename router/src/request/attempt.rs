@@ -38,61 +38,66 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    /// Gives the choice to a worker. An error comes with the worker that it is about, where there is one.
-    pub(super) async fn run(
+    /// Gives the choice to a worker. An error comes with the worker that it is about, where there is one. Many wait for a place,
+    /// each with all that this future has room for.
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+    pub(super) fn run(
         self,
         common: Arc<Common>,
         index: u32,
-    ) -> Result<PlacedChoice, (RouteError, Option<WorkerId>)> {
-        let (job, fleet) = (&common.job, &common.app.fleet);
-        let hashing = Instant::now();
-        let wanted = self.wanted(&common, index);
-        let hash_time = common.prompt.hash_time + hashing.elapsed();
-        let (choice, asked) = (common.choice(index), Instant::now());
-        let priority = on_the_worker(&wanted);
-        let queue = job.request_trace.part("queue", asked);
-        let place = match fleet.place(&common.model, wanted, common.deadline).await {
-            Ok(place) => place,
-            Err(error) => {
-                job.request_trace.waited(choice, asked.elapsed());
-                queue.inspect(|queue| spans::failed(queue, &error));
-                // where no other worker is left, the error of the one before says more
-                let nowhere = matches!(error, RouteError::NoWorker { .. });
-                return Err((self.before.filter(|_| nowhere).unwrap_or(error), None));
+    ) -> impl Future<Output = Result<PlacedChoice, (RouteError, Option<WorkerId>)>> + Send {
+        async move {
+            let (job, fleet) = (&common.job, &common.app.fleet);
+            let hashing = Instant::now();
+            let wanted = self.wanted(&common, index);
+            let hash_time = common.prompt.hash_time + hashing.elapsed();
+            let (choice, asked) = (common.choice(index), Instant::now());
+            let priority = on_the_worker(wanted.yields, wanted.priority);
+            let queue = job.request_trace.part("queue", asked).map(Box::new);
+            let place = match fleet.place(&common.model, wanted, common.deadline()).await {
+                Ok(place) => place,
+                Err(error) => {
+                    job.request_trace.waited(choice, asked.elapsed());
+                    queue.inspect(|queue| spans::failed(queue, &error));
+                    // where no other worker is left, the error of the one before says more
+                    let nowhere = matches!(error, RouteError::NoWorker { .. });
+                    return Err((self.before.filter(|_| nowhere).unwrap_or(error), None));
+                }
+            };
+            if let Some(queue) = queue {
+                queue.end_at(asked + place.waited());
             }
-        };
-        if let Some(queue) = queue {
-            queue.end_at(asked + place.waited());
+            let route = hash_time + asked.elapsed().saturating_sub(place.waited());
+            spans::route(&job.request_trace, choice, &place, route);
+            job.request_trace.waited(choice, place.waited());
+            job.request_trace.placed(choice, &place, route);
+            let recorder = Recorder::begin(place.waited());
+            common.app.decisions.note(&job.account, place.decision(), recorder.actual());
+            let worker = place.worker();
+            let submit = Box::new(self.submit(&common, index, priority)); // moved from hand to hand
+            tracing::debug!(
+                request = job.name,
+                worker = place.worker_name(),
+                prefill = place.prefill_name(),
+                resumed = self.generated.len(),
+                "submit"
+            );
+            let memory = common.app.memory.answers.share();
+            let request = job.request_trace.span().map(|span| LegParent {
+                span: Arc::clone(span),
+                choice,
+                is_retry: self.before.is_some(),
+            });
+            // in a box, which those who wait for a place do not have yet
+            let submitted =
+                Box::pin(place.submit(submit, common.model.pooled_width, memory, request));
+            let submitted = submitted.await;
+            let stream = submitted.map_err(|error| {
+                recorder.failed(Instant::now(), &error);
+                (error, Some(worker))
+            })?;
+            Ok(PlacedChoice { recorder, stream, submitted: Instant::now() })
         }
-        let route = hash_time + asked.elapsed().saturating_sub(place.waited());
-        spans::route(&job.request_trace, choice, &place, route);
-        job.request_trace.waited(choice, place.waited());
-        job.request_trace.placed(choice, &place, route);
-        let recorder = Recorder::begin(place.waited());
-        common.app.decisions.note(&job.account, place.decision(), recorder.actual());
-        let worker = place.worker();
-        let submit = Box::new(self.submit(&common, index, priority)); // moved from hand to hand
-        tracing::debug!(
-            request = job.name,
-            worker = place.worker_name(),
-            prefill = place.prefill_name(),
-            resumed = self.generated.len(),
-            "submit"
-        );
-        let memory = common.app.memory.answers.share();
-        let request = job.request_trace.span().map(|span| LegParent {
-            span: Arc::clone(span),
-            choice,
-            is_retry: self.before.is_some(),
-        });
-        // in a box, which those who wait for a place do not have yet
-        let submitted = Box::pin(place.submit(submit, common.model.pooled_width, memory, request));
-        let submitted = submitted.await;
-        let stream = submitted.map_err(|error| {
-            recorder.failed(Instant::now(), &error);
-            (error, Some(worker))
-        })?;
-        Ok(PlacedChoice { recorder, stream, submitted: Instant::now() })
     }
 
     /// What it asks of the fleet.
@@ -137,7 +142,7 @@ impl Attempt {
         let seed = sampling.seed.wrapping_add(index.into());
         // to a worker it means all of `stop_ids`, of which only the client's own are left
         let ignore_eos = sampling.ignore_eos && common.stop_ids.is_empty();
-        let left = common.deadline.saturating_duration_since(Instant::now());
+        let left = common.deadline().saturating_duration_since(Instant::now());
         let resume = (!self.generated.is_empty()).then(|| Resume {
             generated: tokens_le(&self.generated),
             rng_counter: self.generated.len() as u64,
@@ -168,8 +173,8 @@ fn computes_all(job: &Job) -> bool {
 
 /// Its priority there, where a sequence of low priority gives its row to one that is not: the many answers of one tenant
 /// do not hold up the few of another.
-fn on_the_worker(wanted: &PlacementRequest) -> i8 {
-    if wanted.yields { wanted.priority.min(0).saturating_sub(1) } else { wanted.priority }
+fn on_the_worker(yields: bool, priority: i8) -> i8 {
+    if yields { priority.min(0).saturating_sub(1) } else { priority }
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -37,7 +37,6 @@ pub(super) struct Common {
     pub(super) begin: Instant,
     /// Its places among all answers.
     pub(super) permit: StreamPermit,
-    pub(super) deadline: Instant,
     /// The job's, and the model's own unless they are to be ignored.
     pub(super) stop_ids: Vec<u32>,
 }
@@ -63,14 +62,18 @@ impl Common {
         max_tokens: u32,
         (begin, permit): (Instant, StreamPermit),
     ) -> Self {
-        let deadline = begin + app.config.deadlines.request;
         let mut stop_ids = job.stop_ids.clone();
         if !job.sampling.ignore_eos {
             stop_ids.extend(&model.engine.doc().eos_token_ids);
         }
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        Self { app, model, job, prompt, max_tokens, begin, permit, deadline, stop_ids }
+        Self { app, model, job, prompt, max_tokens, begin, permit, stop_ids }
+    }
+
+    /// When it has to be over.
+    pub(super) fn deadline(&self) -> Instant {
+        self.begin + self.app.config.deadlines.request
     }
 
     /// Number of a choice among all of the HTTP request.

@@ -82,7 +82,7 @@ struct Known {
 /// What only the log's line and the counters of the model need.
 #[derive(Debug, Default)]
 struct Told {
-    model: Option<String>,
+    model: Option<Box<str>>,
     /// Where it counts.
     counted: Option<Arc<ModelMetrics>>,
     /// Of choice 0 on its worker.
@@ -237,7 +237,7 @@ impl RequestTrace {
     pub(super) fn asks(&self, model: &str, counted: &Arc<ModelMetrics>) {
         if self.ends.is_some() {
             let mut known = self.known();
-            known.told.model.get_or_insert_with(|| model.to_owned());
+            known.told.model.get_or_insert_with(|| model.into());
             known.told.counted.get_or_insert_with(|| Arc::clone(counted));
         }
     }

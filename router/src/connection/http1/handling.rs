@@ -95,26 +95,23 @@ impl Handling {
         socket: &Arc<Socket>,
         clients: &Arc<Clients>,
     ) -> bool {
-        let Some(reply) = self.reply(io, socket, clients).await else { return false };
-        match reply {
-            Reply::Events(answer) => events::send(answer, io, socket, clients).await,
-            Reply::Whole(answer, is_last) => {
-                // streams need no room for it
-                Box::pin(answer::send(answer, is_last, io, socket, clients)).await
-            }
+        match self.reply(io, socket, clients).await {
+            None => false,
+            Some(Reply::Events(answer, io)) => events::send(answer, io, socket, clients).await,
+            Some(Reply::Whole(sending)) => sending.await,
         }
     }
 
     /// What is to be sent, once that is known. Apart from sending it, which has no room for the whole of it.
-    async fn reply(
+    async fn reply<'a>(
         self: Box<Self>,
-        io: &mut Guarded,
-        socket: &Arc<Socket>,
-        clients: &Arc<Clients>,
-    ) -> Option<Reply> {
+        io: &'a mut Guarded,
+        socket: &'a Arc<Socket>,
+        clients: &'a Arc<Clients>,
+    ) -> Option<Reply<'a>> {
         let (handler, answering, is_last) = (*self).parts(); // out of the box, which goes now
         let answer = answer_of(handler, io, socket).await?;
-        Some(Reply::of(answer, answering, is_last, socket, clients))
+        Some(Reply::of(answer, answering, is_last, io, socket, clients))
     }
 
     /// What is left of it without hyper.
@@ -128,29 +125,33 @@ impl Handling {
     }
 }
 
-/// An answer that is sent here.
-enum Reply {
-    Events(StreamedAnswer),
-    Whole(Response<Sent>, bool),
+/// An answer that is sent here. Streams, of which there are many at a time, have no room for a whole one.
+enum Reply<'a> {
+    Events(StreamedAnswer, &'a mut Guarded),
+    Whole(Pin<Box<dyn Future<Output = bool> + Send + 'a>>),
 }
 
-impl Reply {
+impl<'a> Reply<'a> {
     fn of(
         mut answer: Response,
         answering: Arc<Answering>,
         is_last: bool,
-        socket: &Arc<Socket>,
-        clients: &Arc<Clients>,
+        io: &'a mut Guarded,
+        socket: &'a Arc<Socket>,
+        clients: &'a Arc<Clients>,
     ) -> Self {
         answering.answered(is_event_stream(&answer));
         match answer.extensions_mut().remove::<EventStream>() {
             Some(events) => {
                 let (head, _) = answer.into_parts();
-                Self::Events(StreamedAnswer::begin(
-                    &head, events, answering, is_last, socket, clients,
-                ))
+                let answer =
+                    StreamedAnswer::begin(&head, events, answering, is_last, socket, clients);
+                Self::Events(answer, io)
             }
-            None => Self::Whole(charge(answer, socket, clients, answering), is_last),
+            None => {
+                let answer = charge(answer, socket, clients, answering);
+                Self::Whole(Box::pin(answer::send(answer, is_last, io, socket, clients)))
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ impl Choice {
     /// # Errors
     /// It is over.
     pub(in crate::request) fn check_deadline(&mut self, now: Instant) -> Result<bool, RouteError> {
-        if now >= self.common.deadline && !self.ended() {
+        if now >= self.common.deadline() && !self.ended() {
             let state = "for its last token";
             let error = RouteError::DeadlineExceeded { state, waited: now - self.common.begin };
             self.record(|recorder, now| recorder.failed(now, &error));
