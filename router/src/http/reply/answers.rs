@@ -39,23 +39,27 @@ impl Answers {
     ///
     /// # Cancel safety
     /// A dropped call leaves nothing behind.
-    pub(in crate::http) async fn place(
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` has room for its arguments twice")]
+    pub(in crate::http) fn place(
         app: &Arc<App>,
         model: &Arc<ServedModel>,
         mut jobs: Vec<Job>,
-    ) -> Result<Self, RouteError> {
-        let n = jobs.first().map_or(0, |job| job.n) as usize;
-        let answer = |job| request::answer(app, Arc::clone(model), job);
-        let source = if jobs.len() == 1 {
-            let job = jobs.pop().expect("there is one");
-            Source::One(answer(job).await?)
-        } else {
-            let answers = try_join_all(jobs.into_iter().map(answer)).await?;
-            let usage = answers.iter().map(Answer::usage).collect();
-            let next = answers.into_iter().enumerate().map(|(i, answer)| advance(i, answer));
-            Source::Many { next: next.collect(), usage }
-        };
-        Ok(Self { source, n })
+    ) -> impl Future<Output = Result<Self, RouteError>> + Send {
+        async move {
+            let n = jobs.first().map_or(0, |job| job.n) as usize;
+            let answer = |job| request::answer(app, Arc::clone(model), job);
+            let source = if jobs.len() == 1 {
+                let job = jobs.pop().expect("there is one");
+                Source::One(answer(job).await?)
+            } else {
+                let answers = try_join_all(jobs.into_iter().map(answer)).await?;
+                let usage = answers.iter().map(Answer::usage).collect();
+                let next = answers.into_iter().enumerate();
+                let next = next.map(|(i, answer)| advance(i, answer)).collect();
+                Source::Many { next, usage }
+            };
+            Ok(Self { source, n })
+        }
     }
 
     /// A choice of the one job whose text is read has said all: its worker is stopped.
