@@ -108,32 +108,35 @@ impl Registry {
     ///
     /// # Cancel safety
     /// A dropped call leaves the queue.
-    pub(crate) async fn place(
+    pub(crate) fn place(
         self: &Arc<Self>,
         model: &Arc<ServedModel>,
         wanted: PlacementRequest,
         deadline: Instant,
-    ) -> Result<Reservation, RouteError> {
-        let mut ticket = match self.try_place(model, wanted)? {
-            Placed::Now(reservation) => {
-                model.metrics.queue_seconds.observe(Duration::ZERO);
-                return Ok(reservation);
-            }
-            Placed::Waits(ticket) => ticket,
-        };
-        let until = deadline.min(ticket.since + self.setup.config.deadlines.queue);
-        let placed = tokio::select! {
-            placed = tokio::time::timeout_at(until, ticket.wait()) => placed,
-            () = self.cut_off.cancelled() => return Err(RouteError::ShuttingDown),
-        };
-        let waited = ticket.since.elapsed();
-        model.metrics.queue_seconds.observe(waited);
-        match placed {
-            Ok(Some(result)) => result.map(|place| place.after(waited)),
-            Ok(None) => Err(RouteError::ShuttingDown),
-            Err(_) => {
-                ticket.expire();
-                Err(self.why_none(&model.name))
+    ) -> impl Future<Output = Result<Reservation, RouteError>> + Send {
+        let tried = self.try_place(model, wanted); // whoever waits has no room for what it wants: the queue has it
+        async move {
+            let mut ticket = match tried? {
+                Placed::Now(reservation) => {
+                    model.metrics.queue_seconds.observe(Duration::ZERO);
+                    return Ok(reservation);
+                }
+                Placed::Waits(ticket) => ticket,
+            };
+            let until = deadline.min(ticket.since + self.setup.config.deadlines.queue);
+            let placed = tokio::select! {
+                placed = tokio::time::timeout_at(until, ticket.wait()) => placed,
+                () = self.cut_off.cancelled() => return Err(RouteError::ShuttingDown),
+            };
+            let waited = ticket.since.elapsed();
+            model.metrics.queue_seconds.observe(waited);
+            match placed {
+                Ok(Some(result)) => result.map(|place| place.after(waited)),
+                Ok(None) => Err(RouteError::ShuttingDown),
+                Err(_) => {
+                    ticket.expire();
+                    Err(self.why_none(&model.name))
+                }
             }
         }
     }
