@@ -142,7 +142,6 @@ fn worth_keeping(decision: &Decision) -> (BTreeSet<WorkerId>, Option<LeftOut>) {
         candidates: rest.len() as u32,
         excluded: (rest.len() - totals.len()) as u32,
         least_ms: totals.first().copied().unwrap_or(0.0),
-        most_ms: totals.last().copied().unwrap_or(0.0),
     };
     (kept, Some(left_out).filter(|_| !rest.is_empty()))
 }
@@ -166,7 +165,7 @@ proptest! {
         let mut chooser = Chooser::new(policy, seed);
         let whole = decide("r".into(), 0.0, ask, candidates, &mut chooser, None);
         let (ids, left_out) = worth_keeping(&whole);
-        let (short, weighed) = whole.clone().shortened();
+        let (short, weighed) = whole.clone().shortened(LeftOut::default());
         prop_assert_eq!(short.left_out, left_out);
         prop_assert!(short.candidates.iter().map(|c| c.id).eq(ids));
         prop_assert_eq!((short.chosen(), short.chosen_prefill()), (whole.chosen(), whole.chosen_prefill()));

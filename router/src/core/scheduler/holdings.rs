@@ -44,7 +44,20 @@ pub(super) struct WorkerHolders {
     most_booked: u32,
 }
 
+/// Where decisions find what a worker has of a prompt: its names in the two indexes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HolderPlaces {
+    device: Option<BlockHolder>,
+    booked: Option<BlockHolder>,
+    pulled: Option<BlockHolder>,
+}
+
 impl WorkerHolders {
+    pub(super) fn places(&self) -> HolderPlaces {
+        let device = self.tiers[Tier::Device as usize];
+        HolderPlaces { device, booked: self.booked, pulled: self.pulled }
+    }
+
     /// Blocks that are kept of this tier.
     pub(super) fn room(&self, tier: Tier) -> u32 {
         self.room[tier as usize]
@@ -106,6 +119,13 @@ pub(super) struct Found {
     pub(super) lower: u32,
 }
 
+impl Found {
+    /// Those that whoever computes the prompt there counts on.
+    pub(super) fn cached(&self) -> u32 {
+        self.held.max(self.booked)
+    }
+}
+
 /// The answer for all workers at once: leading blocks by place, of each index.
 #[derive(Debug, Default)]
 pub(super) struct Overlaps {
@@ -114,18 +134,25 @@ pub(super) struct Overlaps {
 }
 
 impl Overlaps {
-    pub(super) fn of(&self, places: &WorkerHolders) -> Found {
-        let look = |overlaps: &[u32], place: Option<BlockHolder>| {
-            place.and_then(|place| overlaps.get(usize::from(place.0))).copied().unwrap_or(0)
-        };
-        let [device, host, disk] = places.tiers;
+    pub(super) fn of(&self, holders: &WorkerHolders) -> Found {
+        let [_, host, disk] = holders.tiers;
+        let lower = leading(&self.announced, host).max(leading(&self.announced, disk));
+        Found { lower, ..self.at(&holders.places()) }
+    }
+
+    /// The same, without lower tiers.
+    pub(super) fn at(&self, places: &HolderPlaces) -> Found {
         Found {
-            held: look(&self.announced, device),
-            booked: look(&self.booked, places.booked),
-            pulled: look(&self.booked, places.pulled),
-            lower: look(&self.announced, host).max(look(&self.announced, disk)),
+            held: leading(&self.announced, places.device),
+            booked: leading(&self.booked, places.booked),
+            pulled: leading(&self.booked, places.pulled),
+            lower: 0,
         }
     }
+}
+
+fn leading(overlaps: &[u32], place: Option<BlockHolder>) -> u32 {
+    place.and_then(|place| overlaps.get(usize::from(place.0))).copied().unwrap_or(0)
 }
 
 impl Default for Holdings {
