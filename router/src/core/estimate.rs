@@ -124,6 +124,11 @@ impl Estimate {
     }
 }
 
+/// Costs to about a millionth, below: no prediction is better. What is the same then is the same cost to those who only look.
+pub(super) fn coarse(ms: f64) -> f64 {
+    f64::from_bits(ms.to_bits() & !u64::from(u32::MAX))
+}
+
 /// A pool is never taken for fuller than this, so that full ones can still be told apart by their other terms.
 const FULL: f64 = 0.99;
 

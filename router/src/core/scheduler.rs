@@ -29,7 +29,7 @@ use crate::core::decision::{Chooser, Weighed};
 use crate::core::frame::{
     Capacity, MOST_OTHER_PROMPTS, OtherPrompts, QueueRule, RequestId, Role, Step, StepCost,
 };
-use crate::core::policy::PolicyName;
+use crate::core::policy::{Eligible, PolicyName};
 
 pub use self::apply::{Applied, Applying};
 use self::candidates::ProspectLists;
@@ -102,7 +102,7 @@ pub struct Scheduler<W = ()> {
     overlaps: Overlaps,
     /// Those of the decision before, whose memory is used again.
     weighed: Weighed,
-    prospects: ProspectLists,
+    prospects: (ProspectLists, Eligible),
     chooser: Chooser,
     shadow: Option<Chooser>,
     demand: DemandRecord,
@@ -129,7 +129,7 @@ impl<W> Scheduler<W> {
             left: None,
             overlaps: Overlaps::default(),
             weighed: Weighed::default(),
-            prospects: ProspectLists::default(),
+            prospects: Default::default(),
             chooser: Chooser::new(rules.policy, rules.seed),
             shadow: rules.shadow.map(|policy| Chooser::new(policy, rules.seed ^ 1)),
             demand: DemandRecord::default(),

@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Decision, WorkerPair};
 use crate::core::candidate::{Candidate, WorkerId};
-use crate::core::estimate::Estimate;
+use crate::core::estimate::{Estimate, coarse};
 
-/// Candidates of each kind, those that generate and those that only compute prompts, that are kept beside those chosen.
+/// Candidates of each kind, those that generate and those that only compute prompts, that are kept beside those chosen: the
+/// best, and of those that cost the same ([`coarse`]) the first.
 pub(in crate::core) const KEPT: usize = 8;
 
 /// The candidates that a decision does not have any more: it explains itself, and cannot be made again.
@@ -17,7 +18,7 @@ pub struct LeftOut {
     pub candidates: u32,
     /// Of them, those that could not be chosen.
     pub excluded: u32,
-    /// What the others would have cost in all at least, in ms; 0 where there were none.
+    /// What the cheapest of the others would have cost in all, in ms, to a millionth; 0 where there were no others.
     pub least_ms: f64,
 }
 
@@ -64,7 +65,9 @@ impl Decision {
     /// The best candidates of each kind, and all that the decision names; in no order.
     fn worth_keeping(&self) -> Vec<usize> {
         let mut best: [Vec<usize>; 2] = std::array::from_fn(|_| Vec::with_capacity(KEPT + 1));
-        let cost = |i: usize| (self.candidates[i].excluded.is_some(), self.estimates[i].total_ms());
+        let cost = |i: usize| {
+            (self.candidates[i].excluded.is_some(), coarse(self.estimates[i].total_ms()))
+        };
         let is_before = |one: usize, other: usize| {
             let (one, other) = (cost(one), cost(other));
             one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)).is_lt()
@@ -99,7 +102,7 @@ impl LeftOut {
     /// Some of which only these figures are known.
     pub(in crate::core) fn new(candidates: usize, excluded: usize, least_ms: f64) -> Self {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let least_ms = if candidates == excluded { 0.0 } else { least_ms };
+        let least_ms = if candidates == excluded { 0.0 } else { coarse(least_ms) };
         Self { candidates: count(candidates), excluded: count(excluded), least_ms }
     }
 
@@ -116,7 +119,8 @@ impl LeftOut {
         left_out
     }
 
-    fn with(&self, other: &Self) -> Self {
+    /// These and others.
+    pub(in crate::core) fn with(&self, other: &Self) -> Self {
         let able = |one: &Self| one.candidates > one.excluded;
         let least_ms = match (able(self), able(other)) {
             (true, true) => self.least_ms.min(other.least_ms),

@@ -31,8 +31,8 @@ impl Lane {
     }
 
     fn with(mut self, other: Self, each: impl Fn(f64, f64) -> f64) -> Self {
-        for (one, other) in self.0.iter_mut().zip(other.0) {
-            *one = each(*one, other);
+        for i in 0..LANES {
+            self.0[i] = each(self.0[i], other.0[i]);
         }
         self
     }
@@ -178,6 +178,11 @@ pub(in crate::core) struct Floor {
 }
 
 impl Floor {
+    /// They are no numbers.
+    pub(in crate::core) fn is_nonsense(&self) -> bool {
+        self.total_ms.is_nan()
+    }
+
     /// The estimate is known.
     pub(in crate::core) fn raise(&mut self, estimate: &Estimate) {
         (self.total_ms, self.ttft_ms) = (estimate.total_ms(), estimate.ttft_ms());

@@ -42,7 +42,7 @@ impl Kv {
         let least = least_each.iter().copied().fold(f64::INFINITY, f64::min);
         let enough = least * (1.0 + TIE);
         let turns = Turns { last: self.last, session };
-        let whole = turns.next(&options.wholes, named, |i| least_each[i] <= enough);
+        let whole = turns.next(&mut (), &options.wholes, named, |(), i| least_each[i] <= enough);
         let whole = whole.unwrap_or(0); // all costs are NaN: a worker lies about its speed, and the audit is to find it
         self.last = Some(options.wholes[whole].candidate.id);
         let prefill = if costs.alone(whole) <= enough {
@@ -53,7 +53,7 @@ impl Kv {
                 is_equal[prefill] = cost <= enough;
             }
             let turns = Turns { last: self.last_prefill, session };
-            turns.next(&options.prefills, named, |i| is_equal[i])
+            turns.next(&mut (), &options.prefills, named, |(), i| is_equal[i])
         };
         if let Some(prefill) = prefill {
             self.last_prefill = Some(options.prefills[prefill].candidate.id);
@@ -66,7 +66,7 @@ impl Kv {
 /// What a turn goes by: a worker's number, and the digest of its name.
 type Named = (WorkerId, u64);
 
-fn named(choosable: &Choosable<'_>) -> Named {
+fn named((): &(), choosable: &Choosable<'_>) -> Named {
     let Candidate { id, name, .. } = choosable.candidate;
     (*id, name.digest())
 }
@@ -78,22 +78,24 @@ struct Turns {
 }
 
 impl Turns {
-    /// Index into `workers`, which are in the order of their ids. Asks as few as possible whether they are among the equals.
-    fn next<T>(
+    /// Index into `workers`, which are in the order of their ids. As few as possible are asked whether they are among the equals;
+    /// both questions go to `whom`.
+    fn next<S, T>(
         &self,
+        whom: &mut S,
         workers: &[T],
-        named: impl Fn(&T) -> Named,
-        mut is_equal: impl FnMut(usize) -> bool,
+        named: impl Fn(&S, &T) -> Named,
+        mut is_equal: impl FnMut(&mut S, usize) -> bool,
     ) -> Option<usize> {
         let Some(session) = self.session else {
-            let had_it = |one: &T| self.last.is_some_and(|last| named(one).0 <= last);
+            let had_it = |one: &T| self.last.is_some_and(|last| named(whom, one).0 <= last);
             let after = workers.partition_point(had_it);
-            return (after..workers.len()).chain(0..after).find(|i| is_equal(*i));
+            return (after..workers.len()).chain(0..after).find(|i| is_equal(whom, *i));
         };
         let mut highest = None;
         for (i, one) in workers.iter().enumerate() {
-            let rank = rank(session, named(one).1);
-            if highest.is_none_or(|(_, other)| rank >= other) && is_equal(i) {
+            let rank = rank(session, named(whom, one).1);
+            if highest.is_none_or(|(_, other)| rank >= other) && is_equal(whom, i) {
                 highest = Some((i, rank));
             }
         }

@@ -118,10 +118,10 @@ impl<W> Scheduler<W> {
                 (asking.exclusion(outline).is_some(), asking.worker_load(outline))
             };
             let held_back = self.held_back(asking.wanted.yields, load);
-            let mut lists = std::mem::take(&mut self.prospects);
-            let shortlist =
-                kv.shortlist(&mut Seen::of(self, asking, ask, &mut lists, held_back), ask);
-            self.prospects = lists;
+            let (mut lists, mut eligible) = std::mem::take(&mut self.prospects);
+            let mut seen = Seen::of(self, asking, ask, &mut lists, held_back, &mut eligible);
+            let shortlist = kv.shortlist(&mut seen, &eligible, ask);
+            self.prospects = (lists, eligible);
             if let Some(Shortlist { places, left_out }) = shortlist {
                 let mut weighed = self.described(asking, places.into_iter());
                 hold_back(&mut weighed.candidates, held_back);

@@ -8,16 +8,15 @@ mod pairs;
 
 use self::pairs::Sources;
 use super::{Kv, Named, TIE, Turns};
-use crate::core::candidate::Ask;
+use crate::core::candidate::{Ask, Exclusion, WorkerId};
 use crate::core::decision::{KEPT, LeftOut};
-use crate::core::estimate::{Estimate, Floor};
+use crate::core::estimate::{Estimate, Floor, coarse};
+
+/// Workers beside the kept ones of a kind that a choice may name or need: of the best so many, one at least is left out if any is.
+const NAMED: usize = 6;
 
 /// The workers of a model as one decision finds them, by their places in the order of their ids.
 pub(in crate::core) trait Prospects {
-    /// How many there are.
-    fn len(&self) -> usize;
-    /// What a worker can be chosen for.
-    fn part(&self, place: usize) -> Part;
     /// It takes the KV of prompts that others compute.
     fn can_pull(&self, place: usize) -> bool;
     /// What turns go by.
@@ -26,6 +25,8 @@ pub(in crate::core) trait Prospects {
     fn floor(&self, place: usize) -> Floor;
     /// What it costs.
     fn estimate(&mut self, place: usize) -> Estimate;
+    /// The cost of some worker is no number.
+    fn has_nonsense(&self) -> bool;
     /// What a pair with this decode worker costs at least beside the prompt, if each prefill worker has at least so many tokens of
     /// it to compute in its last step.
     fn decode_floor_ms(&self, decode: usize, last_tokens: f64) -> f64;
@@ -35,15 +36,44 @@ pub(in crate::core) trait Prospects {
     fn pair_ms(&mut self, prefill: usize, decode: usize) -> f64;
 }
 
-/// What a worker can be chosen for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core) struct Part {
-    /// It generates.
-    pub(in crate::core) decodes: bool,
-    /// It cannot be chosen.
-    pub(in crate::core) excluded: bool,
-    /// It would be an option: open, or a prefill worker with a long queue.
-    pub(in crate::core) is_option: bool,
+/// Who can be chosen, by place and in order: those that only compute prompts, and the others.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Eligible {
+    able: [Vec<usize>; 2],
+    excluded: [Vec<usize>; 2],
+    /// Prefill workers with long queues, which are options: whoever wants one has to wait.
+    long: Vec<usize>,
+}
+
+impl Eligible {
+    /// Nobody yet.
+    pub(in crate::core) fn clear(&mut self) {
+        let lists = self.able.iter_mut().chain(&mut self.excluded);
+        lists.chain([&mut self.long]).for_each(Vec::clear);
+    }
+
+    /// One more.
+    pub(in crate::core) fn add(&mut self, place: usize, decodes: bool, why: Option<Exclusion>) {
+        let kind = usize::from(decodes);
+        match why {
+            None => self.able[kind].push(place),
+            Some(why) => {
+                self.excluded[kind].push(place);
+                if why == Exclusion::Backlog && !decodes {
+                    self.long.push(place);
+                }
+            }
+        }
+    }
+
+    fn wholes(&self) -> &[usize] {
+        &self.able[1]
+    }
+
+    /// Options to compute the prompt.
+    fn prefills(&self) -> &[usize] {
+        if self.long.is_empty() { &self.able[0] } else { &self.long }
+    }
 }
 
 /// What a choice has to look at.
@@ -60,90 +90,150 @@ impl Kv {
     pub(in crate::core) fn shortlist(
         &self,
         prospects: &mut impl Prospects,
+        eligible: &Eligible,
         ask: &Ask,
     ) -> Option<Shortlist> {
-        let options = Options::of(prospects);
-        let mut search = Search { prospects, latest_ms: f64::INFINITY, session: ask.session };
-        search.run(self, options, ask.deadline_ms)
-    }
-}
-
-/// What can be chosen, in the order of the ids.
-struct Options {
-    wholes: Vec<usize>,
-    /// None where nobody can pull.
-    prefills: Vec<usize>,
-    first_puller: Option<usize>,
-}
-
-impl Options {
-    fn of(prospects: &impl Prospects) -> Self {
-        let (mut wholes, mut prefills) = (Vec::with_capacity(prospects.len()), Vec::new());
-        for place in 0..prospects.len() {
-            let part = prospects.part(place);
-            if part.is_option {
-                if part.decodes { &mut wholes } else { &mut prefills }.push(place);
-            }
-        }
-        let first_puller = wholes.iter().copied().find(|whole| prospects.can_pull(*whole));
-        if first_puller.is_none() {
-            prefills.clear();
-        }
-        Self { wholes, prefills, first_puller }
+        let mut search =
+            Search { prospects, eligible, latest_ms: f64::INFINITY, places: Vec::new() };
+        search.run(self, ask)?;
+        let left_out = search.left_out();
+        let nonsense = search.prospects.has_nonsense();
+        (!nonsense).then_some(Shortlist { places: search.places, left_out })
     }
 }
 
 struct Search<'a, P> {
     prospects: &'a mut P,
-    session: Option<u64>,
+    eligible: &'a Eligible,
     /// The first token has to come by then.
     latest_ms: f64,
+    /// What was found.
+    places: Vec<usize>,
+}
+
+/// The least that some worker costs, as far as it is known: between two bounds.
+#[derive(Clone, Copy)]
+struct Least {
+    ms: [f64; 2],
+}
+
+impl Least {
+    /// Whether a cost counts as equal; `None` if that is not known.
+    fn equals(&self, ms: f64) -> Option<bool> {
+        let [surely, at_most] = self.ms.map(|least_ms| ms <= least_ms * (1.0 + TIE));
+        (surely == at_most).then_some(surely)
+    }
 }
 
 impl<P: Prospects> Search<'_, P> {
-    fn run(&mut self, kv: &Kv, options: Options, deadline_ms: Option<f64>) -> Option<Shortlist> {
-        let Options { wholes, prefills, first_puller } = options;
-        let mut places = Vec::with_capacity(4 * KEPT);
-        if let Some(deadline_ms) = deadline_ms {
-            let all: Vec<_> = wholes.iter().chain(&prefills).copied().collect();
-            let ttft_ms = |prospects: &mut P, place| Some(prospects.estimate(place).ttft_ms());
-            let (soonest_ms, at) = self.least(&all, |floor| floor.ttft_ms, ttft_ms);
-            places.extend(at);
-            let in_time = soonest_ms <= deadline_ms;
-            self.latest_ms = if in_time { deadline_ms } else { soonest_ms * (1.0 + TIE) };
+    fn run(&mut self, kv: &Kv, ask: &Ask) -> Option<()> {
+        let wholes = self.eligible.wholes();
+        let puller = wholes.iter().copied().find(|whole| self.prospects.can_pull(*whole));
+        let prefills = if puller.is_some() { self.eligible.prefills() } else { &[] };
+        let best = [false, true].map(|decodes| self.keep_best(decodes));
+        if prefills.is_empty() && ask.deadline_ms.is_none() {
+            let least = self.about_least(&best[1])?;
+            if let Some(whole) = self.whose_turn(kv, ask.session, least) {
+                self.places.push(whole);
+                self.tidy();
+                return Some(());
+            }
         }
-        let (alone_ms, alone) = self.best_alone(&wholes);
-        let sources = Sources::of(self, &prefills);
-        let pair = self.best_pair(&wholes, &sources);
+        if let Some(deadline_ms) = ask.deadline_ms {
+            self.be_in_time(prefills, deadline_ms);
+        }
+        let (alone_ms, alone) = self.best_alone();
+        let sources = Sources::of(self, prefills);
+        let pair = self.best_pair(wholes, &sources);
         let least_ms = pair.map_or(alone_ms, |pair| alone_ms.min(pair.ms));
         if !least_ms.is_finite() {
             return None;
         }
         let enough_ms = least_ms * (1.0 + TIE);
-        let turns = Turns { last: kv.last, session: self.session };
-        let named = |prospects: &P, place: &usize| prospects.named(*place);
-        let names: Vec<_> = wholes.iter().map(|place| named(self.prospects, place)).collect();
-        let is_equal = |i: usize| self.is_equal(wholes[i], &sources, enough_ms);
-        let whole = wholes[turns.next(&names, |name| *name, is_equal)?];
+        let whole = self.turn(wholes, kv.last, ask.session, |search, whole| {
+            search.is_enough_alone(whole, enough_ms)
+                || search.is_enough_with_any(whole, &sources, enough_ms)
+        })?;
         if !self.is_enough_alone(whole, enough_ms) {
-            let turns = Turns { last: kv.last_prefill, session: self.session };
-            let names: Vec<_> = prefills.iter().map(|place| named(self.prospects, place)).collect();
-            let is_equal =
-                |i: usize| self.pair_ms(prefills[i], whole).is_some_and(|ms| ms <= enough_ms);
-            places.push(prefills[turns.next(&names, |name| *name, is_equal)?]);
+            let prefill =
+                self.turn(prefills, kv.last_prefill, ask.session, |search, prefill| {
+                    search.pair_ms(prefill, whole).is_some_and(|ms| ms <= enough_ms)
+                })?;
+            self.places.push(prefill);
         }
-        // what it is among, so that the least is the least, what it takes, and what it would name
-        places.extend(
-            alone.into_iter().chain([whole]).chain(first_puller.filter(|_| !prefills.is_empty())),
-        );
-        places.extend(pair.into_iter().flat_map(|pair| [pair.prefill, pair.decode]));
-        for decodes in [false, true] {
-            self.keep_best(decodes, &mut places);
+        // what it takes, what makes the least the least, what it names, and that there are pairs
+        self.places.push(whole);
+        self.places.extend(alone);
+        self.places.extend(pair.into_iter().flat_map(|pair| [pair.prefill, pair.decode]));
+        self.places.extend(puller.filter(|_| !prefills.is_empty()));
+        self.tidy();
+        Some(())
+    }
+
+    fn tidy(&mut self) {
+        self.places.sort_unstable();
+        self.places.dedup();
+    }
+
+    /// Whose turn it is of some workers.
+    fn turn(
+        &mut self,
+        places: &[usize],
+        last: Option<WorkerId>,
+        session: Option<u64>,
+        mut is_equal: impl FnMut(&mut Self, usize) -> bool,
+    ) -> Option<usize> {
+        let named = |search: &&mut Self, place: &usize| search.prospects.named(*place);
+        let is_equal = |search: &mut &mut Self, i: usize| is_equal(search, places[i]);
+        let next = Turns { last, session }.next(&mut &mut *self, places, named, is_equal);
+        next.map(|i| places[i])
+    }
+
+    /// Whose turn it is where each is alone and none is late; `None` if the least has to be known better.
+    fn whose_turn(&mut self, kv: &Kv, session: Option<u64>, least: Least) -> Option<usize> {
+        let mut is_known = true;
+        let mut equals = |ms: f64| {
+            is_known &= least.equals(ms).is_some();
+            least.equals(ms) == Some(true)
+        };
+        let whole = self.turn(self.eligible.wholes(), kv.last, session, |search, place| {
+            search.prospects.floor(place).total_ms <= least.ms[1] * (1.0 + TIE)
+                && equals(search.prospects.estimate(place).total_ms())
+        });
+        // the choice among the few knows the least of them only
+        for &place in
+            self.places.iter().filter(|place| self.eligible.wholes().binary_search(place).is_ok())
+        {
+            equals(self.prospects.estimate(place).total_ms());
         }
-        places.sort_unstable();
-        places.dedup();
-        let left_out = self.left_out(&places)?;
-        Some(Shortlist { places, left_out })
+        whole.filter(|_| is_known)
+    }
+
+    /// What the cheapest worker alone costs, between the lowest floor and the best of those that were estimated.
+    fn about_least(&mut self, best: &[usize]) -> Option<Least> {
+        let wholes = self.eligible.wholes();
+        let (mut lowest_ms, mut lowest) = (f64::INFINITY, *wholes.first()?);
+        for &place in wholes {
+            let floor_ms = self.prospects.floor(place).total_ms;
+            if floor_ms < lowest_ms {
+                (lowest_ms, lowest) = (floor_ms, place);
+            }
+        }
+        self.places.push(lowest);
+        let known =
+            best.iter().chain([&lowest]).map(|place| self.prospects.estimate(*place).total_ms());
+        let least_ms = known.fold(f64::INFINITY, f64::min);
+        least_ms.is_finite().then_some(Least { ms: [lowest_ms.min(least_ms), least_ms] })
+    }
+
+    /// Only who gives the first token in time counts, or those that are soonest.
+    fn be_in_time(&mut self, prefills: &[usize], deadline_ms: f64) {
+        let all: Vec<_> = self.eligible.wholes().iter().chain(prefills).copied().collect();
+        let ttft_ms = |prospects: &mut P, place| Some(prospects.estimate(place).ttft_ms());
+        let (soonest_ms, at) = self.least(&all, |floor| floor.ttft_ms, ttft_ms);
+        self.places.extend(at);
+        let in_time = soonest_ms <= deadline_ms;
+        self.latest_ms = if in_time { deadline_ms } else { soonest_ms * (1.0 + TIE) };
     }
 
     /// The least of some workers' values, and whose it is. A worker without a value is passed over; `floor` is what a value is at
@@ -173,14 +263,14 @@ impl<P: Prospects> Search<'_, P> {
         least
     }
 
-    fn best_alone(&mut self, wholes: &[usize]) -> (f64, Option<usize>) {
+    fn best_alone(&mut self) -> (f64, Option<usize>) {
         let latest_ms = self.latest_ms;
         let in_time_ms = |prospects: &mut P, place| {
             let may_be = prospects.floor(place).ttft_ms <= latest_ms;
             let estimate = may_be.then(|| prospects.estimate(place))?;
             (estimate.ttft_ms() <= latest_ms).then(|| estimate.total_ms())
         };
-        self.least(wholes, |floor| floor.total_ms, in_time_ms)
+        self.least(self.eligible.wholes(), |floor| floor.total_ms, in_time_ms)
     }
 
     /// It is in time, and costs no more than this alone.
@@ -193,34 +283,22 @@ impl<P: Prospects> Search<'_, P> {
         estimate.total_ms() <= enough_ms && estimate.ttft_ms() <= self.latest_ms
     }
 
-    /// The same, or with a partner.
-    fn is_equal(&mut self, whole: usize, sources: &Sources, enough_ms: f64) -> bool {
-        self.is_enough_alone(whole, enough_ms) || self.is_enough_with_any(whole, sources, enough_ms)
+    /// Finds the best of a kind, those that can be chosen first: as many as are kept of a decision. The best of those that can
+    /// be chosen.
+    fn keep_best(&mut self, decodes: bool) -> Vec<usize> {
+        let kind = usize::from(decodes);
+        let able = self.best(&self.eligible.able[kind], KEPT);
+        self.places.extend(&able);
+        let others = self.best(&self.eligible.excluded[kind], KEPT - able.len());
+        self.places.extend(others);
+        able
     }
 
-    /// Places of the best of a kind, those that can be chosen first: as many as are kept of a decision.
-    fn keep_best(&mut self, decodes: bool, places: &mut Vec<usize>) {
-        let mut free = KEPT;
-        for excluded in [false, true] {
-            let of_kind = |place: &usize| {
-                let part = self.prospects.part(*place);
-                part.decodes == decodes && part.excluded == excluded
-            };
-            let all: Vec<usize> = (0..self.prospects.len()).filter(of_kind).collect();
-            if all.len() > free {
-                places.extend(self.best(&all, free));
-                return;
-            }
-            free -= all.len();
-            places.extend(all);
-            if free == 0 {
-                return;
-            }
-        }
-    }
-
-    /// So many of `all` that cost least, the first ones of equals.
+    /// So many of `all` that cost least, the first ones of equals; in no order.
     fn best(&mut self, all: &[usize], most: usize) -> Vec<usize> {
+        if all.len() <= most {
+            return all.to_vec();
+        }
         let mut lowest = Best::new(most);
         for &place in all {
             lowest.add(self.prospects.floor(place).total_ms, place);
@@ -230,36 +308,33 @@ impl<P: Prospects> Search<'_, P> {
             best.add(self.prospects.estimate(place).total_ms(), place);
         }
         for &place in all {
-            if self.prospects.floor(place).total_ms <= best.most_ms()
-                && !best.list.iter().any(|(_, other)| *other == place)
-            {
+            if best.takes(self.prospects.floor(place).total_ms, place) && !lowest.has(place) {
                 best.add(self.prospects.estimate(place).total_ms(), place);
             }
         }
         best.list.into_iter().map(|(_, place)| place).collect()
     }
 
-    /// All but these, which are in order; `None` if the cost of some is no number.
-    fn left_out(&mut self, kept: &[usize]) -> Option<LeftOut> {
-        let (mut kept, mut able) = (kept.iter().peekable(), Vec::new());
-        let (mut candidates, mut excluded) = (0, 0);
-        for place in 0..self.prospects.len() {
-            if self.prospects.floor(place).total_ms.is_nan() {
-                return None;
+    /// All but those that were found.
+    fn left_out(&mut self) -> LeftOut {
+        let mut all = LeftOut::default();
+        for kind in 0..2 {
+            let [able, excluded] = [&self.eligible.able[kind], &self.eligible.excluded[kind]];
+            let found = |list: &[usize]| {
+                self.places.iter().filter(|place| list.binary_search(place).is_ok()).count()
+            };
+            let (able_left, excluded_left) =
+                (able.len() - found(able), excluded.len() - found(excluded));
+            let best = if able_left > 0 { self.best(able, KEPT + NAMED) } else { Vec::new() };
+            let mut least_ms = f64::INFINITY;
+            for place in best {
+                if self.places.binary_search(&place).is_err() {
+                    least_ms = least_ms.min(self.prospects.estimate(place).total_ms());
+                }
             }
-            if kept.next_if(|kept| **kept == place).is_some() {
-                continue;
-            }
-            candidates += 1;
-            if self.prospects.part(place).excluded {
-                excluded += 1;
-            } else {
-                able.push(place);
-            }
+            all = all.with(&LeftOut::new(able_left + excluded_left, excluded_left, least_ms));
         }
-        let total_ms = |prospects: &mut P, place| Some(prospects.estimate(place).total_ms());
-        let (least_ms, _) = self.least(&able, |floor| floor.total_ms, total_ms);
-        Some(LeftOut::new(candidates, excluded, least_ms))
+        all
     }
 }
 
@@ -274,21 +349,27 @@ impl Best {
         Self { most, list: Vec::with_capacity(most + 1) }
     }
 
-    /// Above this nothing is taken any more.
-    fn most_ms(&self) -> f64 {
-        if self.list.len() < self.most { f64::INFINITY } else { self.list[self.most - 1].0 }
+    /// It may be among them, if it costs so much at least.
+    fn takes(&self, floor_ms: f64, place: usize) -> bool {
+        let is_full = self.list.len() == self.most;
+        !is_full || self.list.last().is_some_and(|last| is_before((coarse(floor_ms), place), *last))
+    }
+
+    fn has(&self, place: usize) -> bool {
+        self.list.iter().any(|(_, other)| *other == place)
     }
 
     fn add(&mut self, ms: f64, place: usize) {
-        if let Some(last) = self.list.get(self.most - 1)
-            && (ms > last.0 || (ms == last.0 && place > last.1))
-        {
-            return;
+        if self.takes(ms, place) {
+            let one = (coarse(ms), place);
+            let at = self.list.partition_point(|other| is_before(*other, one));
+            self.list.insert(at, one);
+            self.list.truncate(self.most);
         }
-        let is_before =
-            |other: &(f64, usize)| other.0.total_cmp(&ms).then(other.1.cmp(&place)).is_lt();
-        let at = self.list.partition_point(is_before);
-        self.list.insert(at, (ms, place));
-        self.list.truncate(self.most);
     }
+}
+
+/// In the order in which a decision keeps its candidates.
+fn is_before(one: (f64, usize), other: (f64, usize)) -> bool {
+    one.0 < other.0 || (one.0 == other.0 && one.1 < other.1)
 }

@@ -5,14 +5,13 @@ use crate::core::candidate::{Ask, Exclusion, WorkerId};
 use crate::core::estimate::{
     Asked, DecodeLeg, Estimate, Floor, PromptQueue, Source, WorkerLoad, last_tokens, of_role,
 };
-use crate::core::policy::{Part, Prospects};
+use crate::core::policy::{Eligible, Prospects};
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::holdings::Found;
 
 /// Lists of all workers, whose memory serves one decision after the other.
 #[derive(Debug, Default)]
 pub(in crate::core::scheduler) struct ProspectLists {
-    parts: Vec<Part>,
     /// Leading tokens of the prompt that each of them counts on, whole or as a decode leg.
     has: Vec<[f64; 2]>,
     floors: Vec<Floor>,
@@ -60,6 +59,7 @@ pub(super) struct Seen<'a, W> {
     asking: &'a Asking<'a>,
     ask: &'a Ask,
     lists: &'a mut ProspectLists,
+    nonsense: bool,
 }
 
 impl<'a, W> Seen<'a, W> {
@@ -69,20 +69,21 @@ impl<'a, W> Seen<'a, W> {
         ask: &'a Ask,
         lists: &'a mut ProspectLists,
         held_back: [bool; 2],
+        eligible: &mut Eligible,
     ) -> Self {
-        let mut seen = Self { scheduler, asking, ask, lists };
-        seen.fill(held_back);
+        let mut seen = Self { scheduler, asking, ask, lists, nonsense: false };
+        seen.fill(held_back, eligible);
         seen
     }
 
-    fn fill(&mut self, held_back: [bool; 2]) {
+    fn fill(&mut self, held_back: [bool; 2], eligible: &mut Eligible) {
         let (scheduler, asking, ask) = (self.scheduler, self.asking, self.ask);
         let outlines = scheduler.workers.outlines();
         let tokens = |blocks: u32| f64::from(blocks * ask.block_tokens);
         let lists = &mut *self.lists;
         lists.has.clear();
-        lists.parts.clear();
-        for outline in outlines {
+        eligible.clear();
+        for (place, outline) in outlines.iter().enumerate() {
             let found = if outline.has_credit {
                 scheduler.overlaps.at(&outline.places)
             } else {
@@ -92,7 +93,7 @@ impl<'a, W> Seen<'a, W> {
             lists.has.push([cached, cached.max(found.pulled)].map(tokens));
             let held_back = held_back[usize::from(outline.decodes())];
             let excluded = asking.exclusion(outline).or(held_back.then_some(Exclusion::Backlog));
-            lists.parts.push(Part::of(outline.decodes(), excluded));
+            eligible.add(place, outline.decodes(), excluded);
         }
         let asked = Asked {
             prompt_tokens: ask.prompt_tokens.into(),
@@ -103,6 +104,7 @@ impl<'a, W> Seen<'a, W> {
             now_ms: asking.now_ms,
         };
         scheduler.workers.floors().floors(&asked, &lists.has, &mut lists.floors);
+        self.nonsense = lists.floors.iter().any(Floor::is_nonsense);
         lists.estimates.begin(outlines.len());
         lists.decode_legs.begin(if ask.block_bytes > 0 { outlines.len() } else { 0 });
     }
@@ -146,14 +148,6 @@ impl<'a, W> Seen<'a, W> {
 }
 
 impl<W> Prospects for Seen<'_, W> {
-    fn len(&self) -> usize {
-        self.lists.parts.len()
-    }
-
-    fn part(&self, place: usize) -> Part {
-        self.lists.parts[place]
-    }
-
     fn can_pull(&self, place: usize) -> bool {
         self.asking.can_pull(&self.scheduler.workers.outlines()[place])
     }
@@ -175,8 +169,14 @@ impl<W> Prospects for Seen<'_, W> {
         let demand = self.ask.demand(self.cached_tokens(place, 0));
         let role = self.scheduler.workers.outlines()[place].role;
         let estimate = of_role(role, &load, &self.lists.queue, &demand);
-        self.lists.floors[place].raise(&estimate);
+        let floor = &mut self.lists.floors[place];
+        floor.raise(&estimate);
+        self.nonsense |= floor.is_nonsense();
         self.lists.estimates.put(place, estimate)
+    }
+
+    fn has_nonsense(&self) -> bool {
+        self.nonsense
     }
 
     fn decode_floor_ms(&self, decode: usize, last_tokens: f64) -> f64 {
@@ -200,12 +200,5 @@ impl<W> Prospects for Seen<'_, W> {
         let worker = &self.scheduler.workers[decode];
         let from = self.scheduler.workers.outlines()[prefill].id;
         leg.pair_ms(prefill_ms, &source, worker.inbound.costs().from(from))
-    }
-}
-
-impl Part {
-    fn of(decodes: bool, excluded: Option<Exclusion>) -> Self {
-        let waits = excluded == Some(Exclusion::Backlog) && !decodes;
-        Self { decodes, excluded: excluded.is_some(), is_option: excluded.is_none() || waits }
     }
 }

@@ -220,6 +220,13 @@ fn placed(placed: Result<Placement, NotPlaced>, kept: impl Fn(&Decision) -> Deci
     }
 }
 
+/// What is easy to read where two decisions differ.
+fn outlined(decision: &Decision) -> impl std::fmt::Debug + PartialEq {
+    let all = decision.candidates.iter().zip(&decision.estimates);
+    let kept: Vec<_> = all.map(|(c, e)| (c.id.0, c.excluded, e.total_ms())).collect();
+    (decision.winner, decision.prefill, decision.pair, kept, decision.left_out)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 4_000, ..ProptestConfig::with_cases(400) })]
 
@@ -238,6 +245,7 @@ proptest! {
                     let soonest = both.few.soonest_ms(&wanted, now_ms);
                     prop_assert_eq!(soonest, both.all.soonest_ms(&wanted, now_ms));
                     let [few, all] = both.place(&wanted, now_ms);
+                    prop_assert_eq!(outlined(&few.2), outlined(&all.2));
                     prop_assert_eq!(&few, &all);
                     if let Some((_, prefill, _)) = few.0 {
                         open.push(wanted.request);
