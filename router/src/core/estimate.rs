@@ -9,7 +9,7 @@ mod queue;
 
 use serde::{Deserialize, Serialize};
 
-pub(super) use self::floor::{Asked, Floor, FloorTable, SURE, Standing};
+pub(super) use self::floor::{Asked, FloorTable, Floors, SURE, Standing, TokensThere};
 use self::lockstep::{GroupSteps, raised};
 use self::queue::behind;
 pub use self::queue::{Awaited, PromptQueue, QueuedPrompt};

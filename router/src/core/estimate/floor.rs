@@ -5,9 +5,6 @@
 //! leaves out what takes longer to find out: prompts that wait there, and room in a full pool. Both only add. Where neither is,
 //! the floor is the estimate but for rounding.
 
-use std::array::from_fn;
-use std::ops::{Add, Div, Mul, Sub};
-
 use super::{Estimate, FULL, INTERFERENCE_SHARE, WorkerLoad};
 use crate::core::frame::Role;
 
@@ -17,67 +14,12 @@ pub(in crate::core) const SURE: f64 = 1.0 - 1e-9;
 /// With more tokens ahead than this a replay may give up before the end. Nobody has as many who counts right.
 const ENDLESS_TOKENS: f64 = 500_000.0;
 
-/// Workers that are looked at side by side: two vectors of the least that every x86-64 has.
-const LANES: usize = 4;
+/// Workers that are looked at side by side: what is done to each of them becomes vector instructions.
+const LANES: usize = 8;
 const TERMS: usize = 17;
 
-/// The same term of some workers.
-#[derive(Debug, Clone, Copy)]
-struct Lane([f64; LANES]);
-
-impl Lane {
-    fn all(value: f64) -> Self {
-        Self([value; LANES])
-    }
-
-    fn with(mut self, other: Self, each: impl Fn(f64, f64) -> f64) -> Self {
-        for i in 0..LANES {
-            self.0[i] = each(self.0[i], other.0[i]);
-        }
-        self
-    }
-
-    /// Unlike `f64::max`, one instruction.
-    fn max(self, other: Self) -> Self {
-        self.with(other, |one, other| if one > other { one } else { other })
-    }
-
-    fn min(self, other: Self) -> Self {
-        self.with(other, |one, other| if one < other { one } else { other })
-    }
-}
-
-impl Add for Lane {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        self.with(other, |one, other| one + other)
-    }
-}
-
-impl Sub for Lane {
-    type Output = Self;
-
-    fn sub(self, other: Self) -> Self {
-        self.with(other, |one, other| one - other)
-    }
-}
-
-impl Mul for Lane {
-    type Output = Self;
-
-    fn mul(self, other: Self) -> Self {
-        self.with(other, |one, other| one * other)
-    }
-}
-
-impl Div for Lane {
-    type Output = Self;
-
-    fn div(self, other: Self) -> Self {
-        self.with(other, |one, other| one / other)
-    }
-}
+/// The same number of some workers.
+type Lane = [f64; LANES];
 
 /// A worker as its floor depends on it.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +37,7 @@ pub(in crate::core) struct Standing<'a> {
 }
 
 impl Standing<'_> {
-    /// The numbers that a floor is made of, in the order in which [`Asked::of`] reads them. All 0, which makes the floor 0, where
+    /// The numbers that a floor is made of, in the order in which [`Asked::fill`] reads them. All 0, which makes the floor 0, where
     /// no estimate is known to be above it.
     fn terms(&self) -> [f64; TERMS] {
         let load = self.worker_load;
@@ -166,76 +108,128 @@ pub(in crate::core) struct Asked {
     pub(in crate::core) now_ms: f64,
 }
 
-/// What a placement costs at least, in ms.
-#[derive(Debug, Clone, Copy, Default)]
-pub(in crate::core) struct Floor {
-    /// Of [`Estimate::total_ms`].
-    pub(in crate::core) total_ms: f64,
-    /// Of [`Estimate::ttft_ms`].
-    pub(in crate::core) ttft_ms: f64,
-    /// Of what a decode leg costs whoever computes the prompt.
-    pub(in crate::core) decode_leg_ms: f64,
+/// What a placement costs each worker at least, in ms, by place.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Floors {
+    total_ms: Vec<f64>,
+    ttft_ms: Vec<f64>,
+    decode_leg_ms: Vec<f64>,
 }
 
-impl Floor {
-    /// They are no numbers.
-    pub(in crate::core) fn is_nonsense(&self) -> bool {
-        self.total_ms.is_nan()
+impl Floors {
+    /// Of [`Estimate::total_ms`].
+    pub(in crate::core) fn total_ms(&self, place: usize) -> f64 {
+        self.total_ms[place]
+    }
+
+    /// Of [`Estimate::ttft_ms`].
+    pub(in crate::core) fn ttft_ms(&self, place: usize) -> f64 {
+        self.ttft_ms[place]
+    }
+
+    /// Of what a decode leg costs whoever computes the prompt.
+    pub(in crate::core) fn decode_leg_ms(&self, place: usize) -> f64 {
+        self.decode_leg_ms[place]
+    }
+
+    /// Some are no numbers.
+    pub(in crate::core) fn has_nonsense(&self) -> bool {
+        self.total_ms.iter().any(|ms| ms.is_nan())
     }
 
     /// The estimate is known.
-    pub(in crate::core) fn raise(&mut self, estimate: &Estimate) {
-        (self.total_ms, self.ttft_ms) = (estimate.total_ms(), estimate.ttft_ms());
+    pub(in crate::core) fn raise(&mut self, place: usize, estimate: &Estimate) {
+        self.total_ms[place] = estimate.total_ms();
+        self.ttft_ms[place] = estimate.ttft_ms();
     }
 }
 
+/// Unlike those of `f64`, one instruction.
+fn max(one: f64, other: f64) -> f64 {
+    if one > other { one } else { other }
+}
+
+fn min(one: f64, other: f64) -> f64 {
+    if one < other { one } else { other }
+}
+
 impl Asked {
-    /// The floors of some workers. `has`: tokens of the prompt that each of them has, or that come.
-    fn of(&self, terms: &[Lane; TERMS], has: &[[f64; 2]; LANES]) -> [Floor; LANES] {
+    /// Fills the floors of some workers. `has`: tokens of the prompt that each of them has, and those with what comes.
+    #[inline(never)] // a call for itself, so that the compiler knows that nothing here is the same memory
+    fn fill(&self, terms: &[Lane; TERMS], [has, with_coming]: [&Lane; 2], floors: &mut [Lane; 3]) {
+        let [total, ttft, decode_leg] = floors;
         let [busy_ms, began_ms, around_ms, of_step, prefill_ms, context_ms, used, of_pool, ..] =
-            *terms;
-        let [.., rows, tpot, tpot_kv, slots, row, row_kv, free, cached_blocks, answers] = *terms;
-        let [zero, one] = [0.0, 1.0].map(Lane::all);
-        let [prompt, output, block] =
-            [self.prompt_tokens, self.output_tokens.max(1.0), self.block_tokens].map(Lane::all);
-        let lacks = |part: usize| (prompt - Lane(from_fn(|i| has[i][part]))).max(one);
-        let uncached = lacks(0);
-        // until the step that runs ends, and its own steps
-        let elapsed_ms = (Lane::all(self.now_ms) - began_ms).max(zero);
-        let rest_ms = (busy_ms - elapsed_ms).max(zero);
-        let positions = uncached * (prompt - uncached + (uncached - one) * Lane::all(0.5));
-        let own_ms = prefill_ms * uncached + context_ms * positions;
-        let prompt_ms = (uncached * of_step).max(one) * around_ms + own_ms;
-        // the answer
-        let tpot_ms = tpot + tpot_kv * prompt;
-        let answer_ms = (output - one) * tpot_ms;
-        let queue_ms = rest_ms.max(slots * output * tpot_ms);
-        let rows_ms = output * (row + row_kv * prompt);
-        // what it costs others
-        let [of_prompts, of_others] = self.pressure.map(Lane::all);
-        let pressure = answers * of_others + (one - answers) * of_prompts;
-        let saturation_ms = |lacks: Lane, service_ms: Lane| {
-            let share = (lacks + answers * output) / block * of_pool;
-            let taken = (used + share).min(Lane::all(FULL));
-            service_ms * share * taken / (one - taken)
-        };
-        let blocks = (uncached + answers * output) / block;
-        let evicted = (blocks - free).max(zero).min(cached_blocks);
-        let others_ms = rows * own_ms
-            + rows_ms
-            + pressure * own_ms
-            + Lane::all(self.reuse) * block * prefill_ms * evicted
-            + saturation_ms(uncached, prompt_ms + answer_ms);
-        let sure = Lane::all(SURE);
-        let ttft_ms = queue_ms + prompt_ms;
-        let total_ms = sure * (ttft_ms + answer_ms + others_ms);
-        let decode_leg_ms = sure * (answer_ms + rows_ms + saturation_ms(lacks(1), answer_ms));
-        let ttft_ms = sure * ttft_ms;
-        from_fn(|i| Floor {
-            total_ms: total_ms.0[i],
-            ttft_ms: ttft_ms.0[i],
-            decode_leg_ms: decode_leg_ms.0[i],
-        })
+            terms;
+        let [.., rows, tpot, tpot_kv, slots, row, row_kv, free, cached_blocks, answers] = terms;
+        let [prompt, output] = [self.prompt_tokens, self.output_tokens.max(1.0)];
+        let [of_prompts, of_others] = self.pressure;
+        for i in 0..LANES {
+            let uncached = max(prompt - has[i], 1.0);
+            // until the step that runs ends, and its own steps
+            let rest_ms = max(busy_ms[i] - max(self.now_ms - began_ms[i], 0.0), 0.0);
+            let positions = uncached * (prompt - uncached + (uncached - 1.0) * 0.5);
+            let own_ms = prefill_ms[i] * uncached + context_ms[i] * positions;
+            let prompt_ms = max(uncached * of_step[i], 1.0) * around_ms[i] + own_ms;
+            // the answer
+            let tpot_ms = tpot[i] + tpot_kv[i] * prompt;
+            let answer_ms = (output - 1.0) * tpot_ms;
+            let queue_ms = max(rest_ms, slots[i] * output * tpot_ms);
+            let rows_ms = output * (row[i] + row_kv[i] * prompt);
+            // what it costs others
+            let pressure = answers[i] * of_others + (1.0 - answers[i]) * of_prompts;
+            let blocks = (uncached + answers[i] * output) / self.block_tokens;
+            let evicted = min(max(blocks - free[i], 0.0), cached_blocks[i]);
+            let evicted_ms = self.reuse * self.block_tokens * prefill_ms[i] * evicted;
+            let saturation_ms = |blocks: f64, service_ms: f64| {
+                let share = blocks * of_pool[i];
+                let taken = min(used[i] + share, FULL);
+                service_ms * share * taken / (1.0 - taken)
+            };
+            let ttft_ms = queue_ms + prompt_ms;
+            let others_ms = (rows[i] + pressure) * own_ms
+                + rows_ms
+                + evicted_ms
+                + saturation_ms(blocks, prompt_ms + answer_ms);
+            ttft[i] = SURE * ttft_ms;
+            total[i] = SURE * (ttft_ms + answer_ms + others_ms);
+            // a decode leg
+            let lacks = max(prompt - with_coming[i], 1.0);
+            let blocks = (lacks + answers[i] * output) / self.block_tokens;
+            let leg_ms = answer_ms + rows_ms + saturation_ms(blocks, answer_ms);
+            decode_leg[i] = SURE * leg_ms;
+        }
+    }
+}
+
+/// Leading tokens of a prompt that each worker counts on, by place.
+#[derive(Debug, Default)]
+pub(in crate::core) struct TokensThere {
+    cached: Vec<f64>,
+    with_coming: Vec<f64>,
+}
+
+impl TokensThere {
+    /// Of so many workers, each of which is to be set.
+    pub(in crate::core) fn begin(&mut self, workers: usize) {
+        for list in [&mut self.cached, &mut self.with_coming] {
+            list.resize(workers.next_multiple_of(LANES), 0.0);
+        }
+    }
+
+    /// What one has, and what it has with what comes.
+    pub(in crate::core) fn set(&mut self, place: usize, cached: f64, with_coming: f64) {
+        self.cached[place] = cached;
+        self.with_coming[place] = with_coming;
+    }
+
+    /// What a worker that computes the prompt counts on.
+    pub(in crate::core) fn cached(&self, place: usize) -> f64 {
+        self.cached[place]
+    }
+
+    /// What one that takes the KV of the rest counts on.
+    pub(in crate::core) fn with_coming(&self, place: usize) -> f64 {
+        self.with_coming[place]
     }
 }
 
@@ -250,20 +244,28 @@ impl FloorTable {
     pub(in crate::core) fn set(&mut self, place: usize, standing: &Standing<'_>) {
         let (group, lane) = (place / LANES, place % LANES);
         if group == self.terms.len() {
-            self.terms.push([Lane::all(0.0); TERMS]);
+            self.terms.push([[0.0; LANES]; TERMS]);
         }
         for (lanes, term) in self.terms[group].iter_mut().zip(standing.terms()) {
-            lanes.0[lane] = term;
+            lanes[lane] = term;
         }
     }
 
-    /// Fills `floors` for all workers. `has`: leading tokens of the prompt that each of them counts on, whole or as a decode leg.
-    pub(in crate::core) fn floors(&self, asked: &Asked, has: &[[f64; 2]], floors: &mut Vec<Floor>) {
-        floors.clear();
-        for (terms, has) in self.terms.iter().zip(has.chunks(LANES)) {
-            let mut all = [[0.0; 2]; LANES];
-            all[..has.len()].copy_from_slice(has);
-            floors.extend_from_slice(&asked.of(terms, &all)[..has.len()]);
+    /// Fills `floors` for all workers.
+    pub(in crate::core) fn floors(&self, asked: &Asked, has: &TokensThere, floors: &mut Floors) {
+        let Floors { total_ms, ttft_ms, decode_leg_ms } = floors;
+        for list in [&mut *total_ms, ttft_ms, decode_leg_ms] {
+            list.resize(self.terms.len() * LANES, 0.0);
+        }
+        let cached = has.cached.as_chunks().0.iter().zip(has.with_coming.as_chunks().0);
+        let floors = total_ms.as_chunks_mut().0.iter_mut().zip(ttft_ms.as_chunks_mut().0);
+        let floors = floors.zip(decode_leg_ms.as_chunks_mut().0);
+        for ((terms, (cached, with_coming)), ((total, ttft), decode_leg)) in
+            self.terms.iter().zip(cached).zip(floors)
+        {
+            let mut floors = [[0.0; LANES]; 3];
+            asked.fill(terms, [cached, with_coming], &mut floors);
+            [*total, *ttft, *decode_leg] = floors;
         }
     }
 }

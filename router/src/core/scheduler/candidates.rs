@@ -52,9 +52,14 @@ impl Asking<'_> {
         self.splits && outline.decodes() && outline.moves_kv
     }
 
+    #[inline]
     pub(super) fn exclusion(&self, outline: &Outline) -> Option<Exclusion> {
+        let excluded = outline.excluded(self.wanted.yields);
+        if self.wanted.excluded.is_empty() {
+            return excluded;
+        }
         let forgiven = self.failed_by_all && outline.decodes();
-        match outline.excluded(self.wanted.yields) {
+        match excluded {
             Some(Exclusion::Closed) => Some(Exclusion::Closed),
             _ if self.wanted.excluded.contains(&outline.id) && !forgiven => Some(Exclusion::Failed),
             excluded => excluded,
@@ -235,6 +240,9 @@ impl<W> Scheduler<W> {
             }
         };
         let all_long = |decode: bool| {
+            if !decode && !self.workers.has_prefills() {
+                return true;
+            }
             let mut of_kind = self
                 .workers
                 .outlines()

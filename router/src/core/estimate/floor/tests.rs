@@ -82,7 +82,7 @@ fn demand() -> impl Strategy<Value = Demand> {
     })
 }
 
-fn floors(states: &[State], demand: &Demand, pressure: [f64; 2], reuse: f64) -> Vec<Floor> {
+fn floors(states: &[State], demand: &Demand, pressure: [f64; 2], reuse: f64) -> Floors {
     let mut table = FloorTable::default();
     for (place, state) in states.iter().enumerate() {
         table.set(
@@ -105,8 +105,9 @@ fn floors(states: &[State], demand: &Demand, pressure: [f64; 2], reuse: f64) -> 
         reuse,
         now_ms: NOW_MS,
     };
-    let mut floors = Vec::new();
-    let has = vec![[demand.cached_tokens; 2]; states.len()];
+    let (mut floors, mut has) = (Floors::default(), TokensThere::default());
+    has.begin(states.len());
+    (0..states.len()).for_each(|place| has.set(place, demand.cached_tokens, demand.cached_tokens));
     table.floors(&asked, &has, &mut floors);
     floors
 }
@@ -127,15 +128,17 @@ proptest! {
             state.worker_load.reuse = reuse;
         }
         let floors = floors(&states, &demand, pressure, reuse);
-        prop_assert_eq!(floors.len(), states.len());
-        for (floor, State { role, worker_load, queue, .. }) in floors.iter().zip(&states) {
+        prop_assert!(!floors.has_nonsense());
+        for (place, State { role, worker_load, queue, .. }) in states.iter().enumerate() {
+            let [total_ms, ttft_ms] = [floors.total_ms(place), floors.ttft_ms(place)];
+            let leg_ms = floors.decode_leg_ms(place);
             let estimate = of_role(*role, worker_load, queue, &demand);
-            prop_assert!(floor.total_ms <= estimate.total_ms(), "{floor:?} {estimate:?}");
-            prop_assert!(floor.ttft_ms <= estimate.ttft_ms(), "{floor:?} {estimate:?}");
+            prop_assert!(total_ms <= estimate.total_ms(), "{total_ms} {estimate:?}");
+            prop_assert!(ttft_ms <= estimate.ttft_ms(), "{ttft_ms} {estimate:?}");
             let leg = DecodeLeg::new(worker_load, queue, &demand, 0.0, &estimate);
             let decodes = *role != Role::Prefill;
             if decodes {
-                prop_assert!(floor.decode_leg_ms <= leg.base_ms(), "{floor:?} {leg:?}");
+                prop_assert!(leg_ms <= leg.base_ms(), "{leg_ms} {leg:?}");
             }
             let uncached = demand.prompt_tokens - demand.cached_tokens;
             let one_step = uncached <= worker_load.step_tokens - worker_load.rows;
@@ -143,9 +146,9 @@ proptest! {
             let alone = queue.is_empty() && worker_load.backlog_tokens == 0.0;
             let close = |floor_ms: f64, ms: f64| floor_ms >= ms * (1.0 - 1e-8);
             if alone && one_step && fits && worker_load.occupied < worker_load.slots {
-                prop_assert!(close(floor.total_ms, estimate.total_ms()), "{floor:?} {estimate:?}");
-                prop_assert!(close(floor.ttft_ms, estimate.ttft_ms()), "{floor:?} {estimate:?}");
-                prop_assert!(!decodes || close(floor.decode_leg_ms, leg.base_ms()), "{floor:?}");
+                prop_assert!(close(total_ms, estimate.total_ms()), "{total_ms} {estimate:?}");
+                prop_assert!(close(ttft_ms, estimate.ttft_ms()), "{ttft_ms} {estimate:?}");
+                prop_assert!(!decodes || close(leg_ms, leg.base_ms()), "{leg_ms} {leg:?}");
             }
         }
     }

@@ -10,7 +10,7 @@ use self::pairs::Sources;
 use super::{Kv, Named, TIE, Turns};
 use crate::core::candidate::{Ask, Exclusion, WorkerId};
 use crate::core::decision::{KEPT, LeftOut};
-use crate::core::estimate::{Estimate, Floor, coarse};
+use crate::core::estimate::{Estimate, Floors, coarse};
 
 /// Workers beside the kept ones of a kind that a choice may name or need: of the best so many, one at least is left out if any is.
 const NAMED: usize = 6;
@@ -21,12 +21,10 @@ pub(in crate::core) trait Prospects {
     fn can_pull(&self, place: usize) -> bool;
     /// What turns go by.
     fn named(&self, place: usize) -> Named;
-    /// What it costs at least; what it costs, once it was estimated.
-    fn floor(&self, place: usize) -> Floor;
+    /// What each costs at least; what it costs, once it was estimated.
+    fn floors(&self) -> &Floors;
     /// What it costs.
     fn estimate(&mut self, place: usize) -> Estimate;
-    /// The cost of some worker is no number.
-    fn has_nonsense(&self) -> bool;
     /// What a pair with this decode worker costs at least beside the prompt, if each prefill worker has at least so many tokens of
     /// it to compute in its last step.
     fn decode_floor_ms(&self, decode: usize, last_tokens: f64) -> f64;
@@ -53,6 +51,7 @@ impl Eligible {
     }
 
     /// One more.
+    #[inline]
     pub(in crate::core) fn add(&mut self, place: usize, decodes: bool, why: Option<Exclusion>) {
         let kind = usize::from(decodes);
         match why {
@@ -95,9 +94,10 @@ impl Kv {
     ) -> Option<Shortlist> {
         let mut search =
             Search { prospects, eligible, latest_ms: f64::INFINITY, places: Vec::new() };
-        search.run(self, ask)?;
-        let left_out = search.left_out();
-        let nonsense = search.prospects.has_nonsense();
+        let best = [false, true].map(|decodes| search.keep_best(decodes));
+        search.run(self, ask, &best[1])?;
+        let left_out = search.left_out(&best);
+        let nonsense = search.prospects.floors().has_nonsense();
         (!nonsense).then_some(Shortlist { places: search.places, left_out })
     }
 }
@@ -126,13 +126,13 @@ impl Least {
 }
 
 impl<P: Prospects> Search<'_, P> {
-    fn run(&mut self, kv: &Kv, ask: &Ask) -> Option<()> {
+    /// Finds all that the choice depends on, or names. `best`: some of the best that generate.
+    fn run(&mut self, kv: &Kv, ask: &Ask, best: &[usize]) -> Option<()> {
         let wholes = self.eligible.wholes();
         let puller = wholes.iter().copied().find(|whole| self.prospects.can_pull(*whole));
         let prefills = if puller.is_some() { self.eligible.prefills() } else { &[] };
-        let best = [false, true].map(|decodes| self.keep_best(decodes));
         if prefills.is_empty() && ask.deadline_ms.is_none() {
-            let least = self.about_least(&best[1])?;
+            let least = self.about_least(best)?;
             if let Some(whole) = self.whose_turn(kv, ask.session, least) {
                 self.places.push(whole);
                 self.tidy();
@@ -197,7 +197,7 @@ impl<P: Prospects> Search<'_, P> {
             least.equals(ms) == Some(true)
         };
         let whole = self.turn(self.eligible.wholes(), kv.last, session, |search, place| {
-            search.prospects.floor(place).total_ms <= least.ms[1] * (1.0 + TIE)
+            search.prospects.floors().total_ms(place) <= least.ms[1] * (1.0 + TIE)
                 && equals(search.prospects.estimate(place).total_ms())
         });
         // the choice among the few knows the least of them only
@@ -214,7 +214,7 @@ impl<P: Prospects> Search<'_, P> {
         let wholes = self.eligible.wholes();
         let (mut lowest_ms, mut lowest) = (f64::INFINITY, *wholes.first()?);
         for &place in wholes {
-            let floor_ms = self.prospects.floor(place).total_ms;
+            let floor_ms = self.prospects.floors().total_ms(place);
             if floor_ms < lowest_ms {
                 (lowest_ms, lowest) = (floor_ms, place);
             }
@@ -230,7 +230,7 @@ impl<P: Prospects> Search<'_, P> {
     fn be_in_time(&mut self, prefills: &[usize], deadline_ms: f64) {
         let all: Vec<_> = self.eligible.wholes().iter().chain(prefills).copied().collect();
         let ttft_ms = |prospects: &mut P, place| Some(prospects.estimate(place).ttft_ms());
-        let (soonest_ms, at) = self.least(&all, |floor| floor.ttft_ms, ttft_ms);
+        let (soonest_ms, at) = self.least(&all, Floors::ttft_ms, ttft_ms);
         self.places.extend(at);
         let in_time = soonest_ms <= deadline_ms;
         self.latest_ms = if in_time { deadline_ms } else { soonest_ms * (1.0 + TIE) };
@@ -241,19 +241,19 @@ impl<P: Prospects> Search<'_, P> {
     fn least(
         &mut self,
         places: &[usize],
-        floor: impl Fn(Floor) -> f64,
+        floor: impl Fn(&Floors, usize) -> f64,
         value: impl Fn(&mut P, usize) -> Option<f64>,
     ) -> (f64, Option<usize>) {
         let mut lowest = (f64::INFINITY, None);
         for &place in places {
-            let floor = floor(self.prospects.floor(place));
+            let floor = floor(self.prospects.floors(), place);
             if floor < lowest.0 {
                 lowest = (floor, Some(place));
             }
         }
         let mut least = (f64::INFINITY, None);
         for &place in lowest.1.iter().chain(places) {
-            if floor(self.prospects.floor(place)) < least.0
+            if floor(self.prospects.floors(), place) < least.0
                 && let Some(value) = value(self.prospects, place)
                 && value < least.0
             {
@@ -266,73 +266,65 @@ impl<P: Prospects> Search<'_, P> {
     fn best_alone(&mut self) -> (f64, Option<usize>) {
         let latest_ms = self.latest_ms;
         let in_time_ms = |prospects: &mut P, place| {
-            let may_be = prospects.floor(place).ttft_ms <= latest_ms;
+            let may_be = prospects.floors().ttft_ms(place) <= latest_ms;
             let estimate = may_be.then(|| prospects.estimate(place))?;
             (estimate.ttft_ms() <= latest_ms).then(|| estimate.total_ms())
         };
-        self.least(self.eligible.wholes(), |floor| floor.total_ms, in_time_ms)
+        self.least(self.eligible.wholes(), Floors::total_ms, in_time_ms)
     }
 
     /// It is in time, and costs no more than this alone.
     fn is_enough_alone(&mut self, place: usize, enough_ms: f64) -> bool {
-        let floor = self.prospects.floor(place);
-        if floor.total_ms > enough_ms || floor.ttft_ms > self.latest_ms {
+        let floors = self.prospects.floors();
+        if floors.total_ms(place) > enough_ms || floors.ttft_ms(place) > self.latest_ms {
             return false;
         }
         let estimate = self.prospects.estimate(place);
         estimate.total_ms() <= enough_ms && estimate.ttft_ms() <= self.latest_ms
     }
 
-    /// Finds the best of a kind, those that can be chosen first: as many as are kept of a decision. The best of those that can
-    /// be chosen.
+    /// Finds the best of a kind, those that can be chosen first: as many as are kept of a decision. Some more of those that can
+    /// be chosen are among what it gives back, best first.
     fn keep_best(&mut self, decodes: bool) -> Vec<usize> {
         let kind = usize::from(decodes);
-        let able = self.best(&self.eligible.able[kind], KEPT);
-        self.places.extend(&able);
-        let others = self.best(&self.eligible.excluded[kind], KEPT - able.len());
-        self.places.extend(others);
+        let able = self.best(&self.eligible.able[kind], KEPT + NAMED);
+        self.places.extend(able.iter().take(KEPT));
+        let excluded = self.best(&self.eligible.excluded[kind], KEPT.saturating_sub(able.len()));
+        self.places.extend(excluded);
         able
     }
 
-    /// So many of `all` that cost least, the first ones of equals; in no order.
+    /// So many of `all` that cost least, the first ones of equals.
     fn best(&mut self, all: &[usize], most: usize) -> Vec<usize> {
-        if all.len() <= most {
-            return all.to_vec();
-        }
         let mut lowest = Best::new(most);
         for &place in all {
-            lowest.add(self.prospects.floor(place).total_ms, place);
+            lowest.add(self.prospects.floors().total_ms(place), place);
         }
         let mut best = Best::new(most);
         for &(_, place) in &lowest.list {
             best.add(self.prospects.estimate(place).total_ms(), place);
         }
         for &place in all {
-            if best.takes(self.prospects.floor(place).total_ms, place) && !lowest.has(place) {
+            if best.takes(self.prospects.floors().total_ms(place), place) && !lowest.has(place) {
                 best.add(self.prospects.estimate(place).total_ms(), place);
             }
         }
         best.list.into_iter().map(|(_, place)| place).collect()
     }
 
-    /// All but those that were found.
-    fn left_out(&mut self) -> LeftOut {
+    /// All but those that were found. `best`: the first of each kind that can be chosen.
+    fn left_out(&mut self, best: &[Vec<usize>; 2]) -> LeftOut {
         let mut all = LeftOut::default();
-        for kind in 0..2 {
-            let [able, excluded] = [&self.eligible.able[kind], &self.eligible.excluded[kind]];
-            let found = |list: &[usize]| {
-                self.places.iter().filter(|place| list.binary_search(place).is_ok()).count()
+        for (kind, best) in best.iter().enumerate() {
+            let left = |list: &[usize]| {
+                let found = self.places.iter().filter(|place| list.binary_search(place).is_ok());
+                list.len() - found.count()
             };
-            let (able_left, excluded_left) =
-                (able.len() - found(able), excluded.len() - found(excluded));
-            let best = if able_left > 0 { self.best(able, KEPT + NAMED) } else { Vec::new() };
-            let mut least_ms = f64::INFINITY;
-            for place in best {
-                if self.places.binary_search(&place).is_err() {
-                    least_ms = least_ms.min(self.prospects.estimate(place).total_ms());
-                }
-            }
-            all = all.with(&LeftOut::new(able_left + excluded_left, excluded_left, least_ms));
+            let excluded = left(&self.eligible.excluded[kind]);
+            let candidates = left(&self.eligible.able[kind]) + excluded;
+            let first = best.iter().find(|place| self.places.binary_search(place).is_err());
+            let least_ms = first.map_or(0.0, |place| self.prospects.estimate(*place).total_ms());
+            all = all.with(&LeftOut::new(candidates, excluded, least_ms));
         }
         all
     }
@@ -342,34 +334,45 @@ impl<P: Prospects> Search<'_, P> {
 struct Best {
     most: usize,
     list: Vec<(f64, usize)>,
+    /// That of the last one, once there are so many.
+    last: (f64, usize),
 }
 
 impl Best {
     fn new(most: usize) -> Self {
-        Self { most, list: Vec::with_capacity(most + 1) }
+        let last = if most > 0 { (f64::INFINITY, usize::MAX) } else { (f64::NEG_INFINITY, 0) };
+        Self { most, list: Vec::with_capacity(most + 1), last }
     }
 
     /// It may be among them, if it costs so much at least.
+    #[inline]
     fn takes(&self, floor_ms: f64, place: usize) -> bool {
-        let is_full = self.list.len() == self.most;
-        !is_full || self.list.last().is_some_and(|last| is_before((coarse(floor_ms), place), *last))
+        is_before((coarse(floor_ms), place), self.last)
     }
 
     fn has(&self, place: usize) -> bool {
         self.list.iter().any(|(_, other)| *other == place)
     }
 
+    #[inline]
     fn add(&mut self, ms: f64, place: usize) {
         if self.takes(ms, place) {
-            let one = (coarse(ms), place);
-            let at = self.list.partition_point(|other| is_before(*other, one));
-            self.list.insert(at, one);
-            self.list.truncate(self.most);
+            self.insert((coarse(ms), place));
+        }
+    }
+
+    fn insert(&mut self, one: (f64, usize)) {
+        let at = self.list.partition_point(|other| is_before(*other, one));
+        self.list.insert(at, one);
+        self.list.truncate(self.most);
+        if self.list.len() == self.most {
+            self.last = self.list[self.most - 1];
         }
     }
 }
 
 /// In the order in which a decision keeps its candidates.
+#[inline]
 fn is_before(one: (f64, usize), other: (f64, usize)) -> bool {
     one.0 < other.0 || (one.0 == other.0 && one.1 < other.1)
 }

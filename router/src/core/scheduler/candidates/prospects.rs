@@ -3,7 +3,8 @@
 use super::Asking;
 use crate::core::candidate::{Ask, Exclusion, WorkerId};
 use crate::core::estimate::{
-    Asked, DecodeLeg, Estimate, Floor, PromptQueue, Source, WorkerLoad, last_tokens, of_role,
+    Asked, DecodeLeg, Estimate, Floors, PromptQueue, Source, TokensThere, WorkerLoad, last_tokens,
+    of_role,
 };
 use crate::core::policy::{Eligible, Prospects};
 use crate::core::scheduler::Scheduler;
@@ -12,9 +13,8 @@ use crate::core::scheduler::holdings::Found;
 /// Lists of all workers, whose memory serves one decision after the other.
 #[derive(Debug, Default)]
 pub(in crate::core::scheduler) struct ProspectLists {
-    /// Leading tokens of the prompt that each of them counts on, whole or as a decode leg.
-    has: Vec<[f64; 2]>,
-    floors: Vec<Floor>,
+    has: TokensThere,
+    floors: Floors,
     estimates: Known<Estimate>,
     decode_legs: Known<DecodeLeg>,
     queue: PromptQueue,
@@ -59,7 +59,6 @@ pub(super) struct Seen<'a, W> {
     asking: &'a Asking<'a>,
     ask: &'a Ask,
     lists: &'a mut ProspectLists,
-    nonsense: bool,
 }
 
 impl<'a, W> Seen<'a, W> {
@@ -71,7 +70,7 @@ impl<'a, W> Seen<'a, W> {
         held_back: [bool; 2],
         eligible: &mut Eligible,
     ) -> Self {
-        let mut seen = Self { scheduler, asking, ask, lists, nonsense: false };
+        let mut seen = Self { scheduler, asking, ask, lists };
         seen.fill(held_back, eligible);
         seen
     }
@@ -81,19 +80,20 @@ impl<'a, W> Seen<'a, W> {
         let outlines = scheduler.workers.outlines();
         let tokens = |blocks: u32| f64::from(blocks * ask.block_tokens);
         let lists = &mut *self.lists;
-        lists.has.clear();
+        lists.has.begin(outlines.len());
         eligible.clear();
         for (place, outline) in outlines.iter().enumerate() {
-            let found = if outline.has_credit {
-                scheduler.overlaps.at(&outline.places)
-            } else {
-                Found::default()
-            };
-            let cached = found.cached();
-            lists.has.push([cached, cached.max(found.pulled)].map(tokens));
-            let held_back = held_back[usize::from(outline.decodes())];
+            let decodes = outline.decodes();
+            let held_back = held_back[usize::from(decodes)];
             let excluded = asking.exclusion(outline).or(held_back.then_some(Exclusion::Backlog));
-            eligible.add(place, outline.decodes(), excluded);
+            eligible.add(place, decodes, excluded);
+            let (mut cached, mut with_coming) = (0, 0);
+            if outline.has_credit {
+                let found = scheduler.overlaps.at(&outline.places);
+                cached = found.cached();
+                with_coming = cached.max(found.pulled);
+            }
+            lists.has.set(place, tokens(cached), tokens(with_coming));
         }
         let asked = Asked {
             prompt_tokens: ask.prompt_tokens.into(),
@@ -104,7 +104,6 @@ impl<'a, W> Seen<'a, W> {
             now_ms: asking.now_ms,
         };
         scheduler.workers.floors().floors(&asked, &lists.has, &mut lists.floors);
-        self.nonsense = lists.floors.iter().any(Floor::is_nonsense);
         lists.estimates.begin(outlines.len());
         lists.decode_legs.begin(if ask.block_bytes > 0 { outlines.len() } else { 0 });
     }
@@ -123,14 +122,10 @@ impl<'a, W> Seen<'a, W> {
         load
     }
 
-    fn cached_tokens(&self, place: usize, part: usize) -> u32 {
-        self.lists.has[place][part] as u32
-    }
-
     fn source(&mut self, place: usize) -> (f64, Source) {
         let leg = self.estimate(place);
         let load = &self.scheduler.workers.outlines()[place].worker_load;
-        let demand = self.ask.demand(self.cached_tokens(place, 0));
+        let demand = self.ask.demand(self.lists.has.cached(place) as u32);
         (leg.total_ms(), Source::new(load, &demand, &leg))
     }
 
@@ -140,7 +135,7 @@ impl<'a, W> Seen<'a, W> {
         }
         let alone = self.estimate(place);
         let load = self.load(place);
-        let demand = self.ask.demand(self.cached_tokens(place, 1));
+        let demand = self.ask.demand(self.lists.has.with_coming(place) as u32);
         let bytes = self.ask.block_bytes as f64;
         let leg = DecodeLeg::new(&load, &self.lists.queue, &demand, bytes, &alone);
         self.lists.decode_legs.put(place, leg)
@@ -157,8 +152,8 @@ impl<W> Prospects for Seen<'_, W> {
         (outline.id, outline.digest)
     }
 
-    fn floor(&self, place: usize) -> Floor {
-        self.lists.floors[place]
+    fn floors(&self) -> &Floors {
+        &self.lists.floors
     }
 
     fn estimate(&mut self, place: usize) -> Estimate {
@@ -166,32 +161,27 @@ impl<W> Prospects for Seen<'_, W> {
             return estimate;
         }
         let load = self.load(place);
-        let demand = self.ask.demand(self.cached_tokens(place, 0));
+        let demand = self.ask.demand(self.lists.has.cached(place) as u32);
         let role = self.scheduler.workers.outlines()[place].role;
         let estimate = of_role(role, &load, &self.lists.queue, &demand);
-        let floor = &mut self.lists.floors[place];
-        floor.raise(&estimate);
-        self.nonsense |= floor.is_nonsense();
+        self.lists.floors.raise(place, &estimate);
         self.lists.estimates.put(place, estimate)
-    }
-
-    fn has_nonsense(&self) -> bool {
-        self.nonsense
     }
 
     fn decode_floor_ms(&self, decode: usize, last_tokens: f64) -> f64 {
         let pulls = &self.scheduler.workers.outlines()[decode].pulls;
-        let lacks = (f64::from(self.ask.prompt_tokens) - self.lists.has[decode][1]).max(1.0);
+        let lacks =
+            (f64::from(self.ask.prompt_tokens) - self.lists.has.with_coming(decode)).max(1.0);
         let token_mib = self.ask.block_bytes as f64
             / f64::from(1 << 20)
             / f64::from(self.ask.block_tokens.max(1));
         let transfer_ms = pulls.latency_ms + pulls.mib_ms * token_mib * lacks.min(last_tokens);
-        self.lists.floors[decode].decode_leg_ms + transfer_ms
+        self.lists.floors.decode_leg_ms(decode) + transfer_ms
     }
 
     fn last_tokens(&self, prefill: usize) -> f64 {
         let load = &self.scheduler.workers.outlines()[prefill].worker_load;
-        last_tokens(load, self.ask.prompt_tokens.into(), self.lists.has[prefill][0])
+        last_tokens(load, self.ask.prompt_tokens.into(), self.lists.has.cached(prefill))
     }
 
     fn pair_ms(&mut self, prefill: usize, decode: usize) -> f64 {

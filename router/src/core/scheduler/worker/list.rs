@@ -21,6 +21,7 @@ pub(in crate::core::scheduler) struct Workers<W> {
     open: [usize; 2],
     /// See [`Self::kv_block_bytes`].
     kv_block_bytes: u64,
+    prefills: usize,
     ranks: usize,
 }
 
@@ -34,6 +35,7 @@ impl<W> Default for Workers<W> {
             is_changed: Vec::new(),
             open: [0; 2],
             kv_block_bytes: 0,
+            prefills: 0,
             ranks: 0,
         }
     }
@@ -64,6 +66,7 @@ impl<W> Workers<W> {
         self.open = [0; 2];
         let prefills = self.list.iter().filter(|worker| !worker.decodes());
         self.kv_block_bytes = prefills.map(|worker| worker.kv_block_bytes).max().unwrap_or(0);
+        self.prefills = self.list.iter().filter(|worker| !worker.decodes()).count();
         self.ranks = self.list.iter().filter(|worker| worker.group.is_some()).count();
     }
 
@@ -161,6 +164,11 @@ impl<W> Workers<W> {
     /// Of the workers whose KV may have to be moved; one model's workers agree on it.
     pub(in crate::core::scheduler) fn kv_block_bytes(&self) -> u64 {
         self.kv_block_bytes
+    }
+
+    /// Some only compute prompts.
+    pub(in crate::core::scheduler) fn has_prefills(&self) -> bool {
+        self.prefills > 0
     }
 
     /// Some are ranks of groups.

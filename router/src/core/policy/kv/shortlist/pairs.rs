@@ -31,9 +31,9 @@ impl Sources {
     pub(super) fn of<P: Prospects>(search: &Search<'_, P>, prefills: &[usize]) -> Self {
         let (mut floors, mut last_tokens) = (Vec::with_capacity(prefills.len()), f64::INFINITY);
         for &place in prefills {
-            let floor = search.prospects.floor(place);
-            if floor.ttft_ms <= search.latest_ms {
-                floors.push((floor.total_ms, place));
+            let known = search.prospects.floors();
+            if known.ttft_ms(place) <= search.latest_ms {
+                floors.push((known.total_ms(place), place));
                 last_tokens = last_tokens.min(search.prospects.last_tokens(place));
             }
         }
@@ -69,7 +69,7 @@ impl<P: Prospects> Search<'_, P> {
                 if SURE * (floor_ms + source_ms) > best_ms {
                     break;
                 }
-                if SURE * (floor_ms + self.prospects.floor(prefill).total_ms) > best_ms {
+                if SURE * (floor_ms + self.prospects.floors().total_ms(prefill)) > best_ms {
                     continue;
                 }
                 if let Some(ms) = self.pair_ms(prefill, decode) {
