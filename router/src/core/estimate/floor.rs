@@ -114,6 +114,8 @@ pub(in crate::core) struct Floors {
     total_ms: Vec<f64>,
     ttft_ms: Vec<f64>,
     decode_leg_ms: Vec<f64>,
+    /// Of some of the totals: no number if one of those is none.
+    sum_ms: f64,
 }
 
 impl Floors {
@@ -132,14 +134,15 @@ impl Floors {
         self.decode_leg_ms[place]
     }
 
-    /// Some are no numbers.
+    /// Some totals are no numbers.
     pub(in crate::core) fn has_nonsense(&self) -> bool {
-        self.total_ms.iter().any(|ms| ms.is_nan())
+        self.sum_ms.is_nan()
     }
 
     /// The estimate is known.
     pub(in crate::core) fn raise(&mut self, place: usize, estimate: &Estimate) {
         self.total_ms[place] = estimate.total_ms();
+        self.sum_ms += self.total_ms[place];
         self.ttft_ms[place] = estimate.ttft_ms();
     }
 }
@@ -156,8 +159,8 @@ fn min(one: f64, other: f64) -> f64 {
 impl Asked {
     /// Fills the floors of some workers. `has`: tokens of the prompt that each of them has, and those with what comes.
     #[inline(never)] // a call for itself, so that the compiler knows that nothing here is the same memory
-    fn fill(&self, terms: &[Lane; TERMS], [has, with_coming]: [&Lane; 2], floors: &mut [Lane; 3]) {
-        let [total, ttft, decode_leg] = floors;
+    fn fill(&self, terms: &[Lane; TERMS], [has, with_coming]: [&Lane; 2], floors: &mut [Lane; 4]) {
+        let [total, ttft, decode_leg, sums] = floors;
         let [busy_ms, began_ms, around_ms, of_step, prefill_ms, context_ms, used, of_pool, ..] =
             terms;
         let [.., rows, tpot, tpot_kv, slots, row, row_kv, free, cached_blocks, answers] = terms;
@@ -192,6 +195,7 @@ impl Asked {
                 + saturation_ms(blocks, prompt_ms + answer_ms);
             ttft[i] = SURE * ttft_ms;
             total[i] = SURE * (ttft_ms + answer_ms + others_ms);
+            sums[i] += total[i];
             // a decode leg
             let lacks = max(prompt - with_coming[i], 1.0);
             let blocks = (lacks + answers[i] * output) / self.block_tokens;
@@ -209,17 +213,15 @@ pub(in crate::core) struct TokensThere {
 }
 
 impl TokensThere {
-    /// Of so many workers, each of which is to be set.
-    pub(in crate::core) fn begin(&mut self, workers: usize) {
+    /// Of so many workers, to be set: what each has, and what it has with what comes.
+    pub(in crate::core) fn of_all(
+        &mut self,
+        workers: usize,
+    ) -> impl Iterator<Item = (&mut f64, &mut f64)> {
         for list in [&mut self.cached, &mut self.with_coming] {
             list.resize(workers.next_multiple_of(LANES), 0.0);
         }
-    }
-
-    /// What one has, and what it has with what comes.
-    pub(in crate::core) fn set(&mut self, place: usize, cached: f64, with_coming: f64) {
-        self.cached[place] = cached;
-        self.with_coming[place] = with_coming;
+        self.cached.iter_mut().zip(&mut self.with_coming)
     }
 
     /// What a worker that computes the prompt counts on.
@@ -253,20 +255,21 @@ impl FloorTable {
 
     /// Fills `floors` for all workers.
     pub(in crate::core) fn floors(&self, asked: &Asked, has: &TokensThere, floors: &mut Floors) {
-        let Floors { total_ms, ttft_ms, decode_leg_ms } = floors;
+        let Floors { total_ms, ttft_ms, decode_leg_ms, sum_ms } = floors;
         for list in [&mut *total_ms, ttft_ms, decode_leg_ms] {
             list.resize(self.terms.len() * LANES, 0.0);
         }
         let cached = has.cached.as_chunks().0.iter().zip(has.with_coming.as_chunks().0);
         let floors = total_ms.as_chunks_mut().0.iter_mut().zip(ttft_ms.as_chunks_mut().0);
         let floors = floors.zip(decode_leg_ms.as_chunks_mut().0);
+        let mut lanes = [[0.0; LANES]; 4];
         for ((terms, (cached, with_coming)), ((total, ttft), decode_leg)) in
             self.terms.iter().zip(cached).zip(floors)
         {
-            let mut floors = [[0.0; LANES]; 3];
-            asked.fill(terms, [cached, with_coming], &mut floors);
-            [*total, *ttft, *decode_leg] = floors;
+            asked.fill(terms, [cached, with_coming], &mut lanes);
+            [*total, *ttft, *decode_leg, _] = lanes;
         }
+        *sum_ms = lanes[3].iter().sum();
     }
 }
 

@@ -182,7 +182,7 @@ impl<W> Scheduler<W> {
         }
         let candidate = &mut candidates[at];
         let found =
-            if outline.has_credit { self.overlaps.of(&worker.places) } else { Found::default() };
+            if worker.credit.given() { self.overlaps.of(&worker.places) } else { Found::default() };
         self.queue_of(worker, asking, &load, &found, &mut candidate.queue);
         let tokens = |blocks: u32| blocks * self.block_tokens;
         let pulls = asking.can_pull(outline);

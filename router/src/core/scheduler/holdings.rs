@@ -44,18 +44,22 @@ pub(super) struct WorkerHolders {
     most_booked: u32,
 }
 
-/// Where decisions find what a worker has of a prompt: its names in the two indexes.
+/// Where decisions find what a worker has of a prompt: places in [`Overlaps`], or beyond all of them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HolderPlaces {
-    device: Option<BlockHolder>,
-    booked: Option<BlockHolder>,
-    pulled: Option<BlockHolder>,
+    device: usize,
+    booked: usize,
+    pulled: usize,
 }
 
 impl WorkerHolders {
-    pub(super) fn places(&self) -> HolderPlaces {
-        let device = self.tiers[Tier::Device as usize];
-        HolderPlaces { device, booked: self.booked, pulled: self.pulled }
+    /// `counts`: the worker is believed.
+    pub(super) fn places(&self, counts: bool) -> HolderPlaces {
+        let at = |holder: Option<BlockHolder>| {
+            holder.filter(|_| counts).map_or(usize::MAX, |holder| holder.0.into())
+        };
+        let device = at(self.tiers[Tier::Device as usize]);
+        HolderPlaces { device, booked: at(self.booked), pulled: at(self.pulled) }
     }
 
     /// Blocks that are kept of this tier.
@@ -121,6 +125,7 @@ pub(super) struct Found {
 
 impl Found {
     /// Those that whoever computes the prompt there counts on.
+    #[inline]
     pub(super) fn cached(&self) -> u32 {
         self.held.max(self.booked)
     }
@@ -134,13 +139,17 @@ pub(super) struct Overlaps {
 }
 
 impl Overlaps {
+    /// Of a worker that is believed.
     pub(super) fn of(&self, holders: &WorkerHolders) -> Found {
+        let of_tier = |holder: Option<BlockHolder>| {
+            holder.map_or(0, |holder| leading(&self.announced, holder.0.into()))
+        };
         let [_, host, disk] = holders.tiers;
-        let lower = leading(&self.announced, host).max(leading(&self.announced, disk));
-        Found { lower, ..self.at(&holders.places()) }
+        Found { lower: of_tier(host).max(of_tier(disk)), ..self.at(&holders.places(true)) }
     }
 
     /// The same, without lower tiers.
+    #[inline]
     pub(super) fn at(&self, places: &HolderPlaces) -> Found {
         Found {
             held: leading(&self.announced, places.device),
@@ -151,8 +160,9 @@ impl Overlaps {
     }
 }
 
-fn leading(overlaps: &[u32], place: Option<BlockHolder>) -> u32 {
-    place.and_then(|place| overlaps.get(usize::from(place.0))).copied().unwrap_or(0)
+#[inline]
+fn leading(overlaps: &[u32], place: usize) -> u32 {
+    overlaps.get(place).copied().unwrap_or(0)
 }
 
 impl Default for Holdings {

@@ -106,8 +106,9 @@ fn floors(states: &[State], demand: &Demand, pressure: [f64; 2], reuse: f64) -> 
         now_ms: NOW_MS,
     };
     let (mut floors, mut has) = (Floors::default(), TokensThere::default());
-    has.begin(states.len());
-    (0..states.len()).for_each(|place| has.set(place, demand.cached_tokens, demand.cached_tokens));
+    for (cached, with_coming) in has.of_all(states.len()) {
+        (*cached, *with_coming) = (demand.cached_tokens, demand.cached_tokens);
+    }
     table.floors(&asked, &has, &mut floors);
     floors
 }

@@ -8,7 +8,6 @@ use crate::core::estimate::{
 };
 use crate::core::policy::{Eligible, Prospects};
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::holdings::Found;
 
 /// Lists of all workers, whose memory serves one decision after the other.
 #[derive(Debug, Default)]
@@ -80,20 +79,16 @@ impl<'a, W> Seen<'a, W> {
         let outlines = scheduler.workers.outlines();
         let tokens = |blocks: u32| f64::from(blocks * ask.block_tokens);
         let lists = &mut *self.lists;
-        lists.has.begin(outlines.len());
         eligible.clear();
-        for (place, outline) in outlines.iter().enumerate() {
+        let has = lists.has.of_all(outlines.len());
+        for ((place, outline), (cached, with_coming)) in outlines.iter().enumerate().zip(has) {
             let decodes = outline.decodes();
             let held_back = held_back[usize::from(decodes)];
             let excluded = asking.exclusion(outline).or(held_back.then_some(Exclusion::Backlog));
             eligible.add(place, decodes, excluded);
-            let (mut cached, mut with_coming) = (0, 0);
-            if outline.has_credit {
-                let found = scheduler.overlaps.at(&outline.places);
-                cached = found.cached();
-                with_coming = cached.max(found.pulled);
-            }
-            lists.has.set(place, tokens(cached), tokens(with_coming));
+            let found = scheduler.overlaps.at(&outline.places);
+            *cached = tokens(found.cached());
+            *with_coming = tokens(found.cached().max(found.pulled));
         }
         let asked = Asked {
             prompt_tokens: ask.prompt_tokens.into(),
@@ -112,11 +107,7 @@ impl<'a, W> Seen<'a, W> {
     fn load(&mut self, place: usize) -> WorkerLoad {
         let outline = &self.scheduler.workers.outlines()[place];
         let load = self.asking.worker_load(outline);
-        let found = if outline.has_queue && outline.has_credit {
-            self.scheduler.overlaps.at(&outline.places)
-        } else {
-            Found::default() // nobody there is waited for
-        };
+        let found = self.scheduler.overlaps.at(&outline.places);
         let worker = &self.scheduler.workers[place];
         self.scheduler.queue_of(worker, self.asking, &load, &found, &mut self.lists.queue);
         load

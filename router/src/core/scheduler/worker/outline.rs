@@ -18,8 +18,6 @@ pub(in crate::core::scheduler) struct Outline {
     pub(in crate::core::scheduler) moves_kv: bool,
     /// Prompts wait there.
     pub(in crate::core::scheduler) has_queue: bool,
-    /// What it holds counts.
-    pub(in crate::core::scheduler) has_credit: bool,
     pub(in crate::core::scheduler) places: HolderPlaces,
     /// Why no request can go there, or none that makes way for others.
     excluded: [Option<Exclusion>; 2],
@@ -37,8 +35,7 @@ impl Outline {
             role: worker.role,
             moves_kv: worker.kv_block_bytes > 0,
             has_queue: worker.has_queue(),
-            has_credit: worker.credit.given(),
-            places: worker.places.places(),
+            places: worker.places.places(worker.credit.given()),
             excluded: [false, true].map(|yields| worker.exclusion(yields)),
             pulls: worker.inbound.looked_at(),
             step_began_ms: worker.step_began_ms,
