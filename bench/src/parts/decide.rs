@@ -49,6 +49,13 @@ pub(crate) struct DecideArgs {
     /// How many seconds.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
+    /// Decisions in all, instead of those of `--seconds`.
+    #[arg(long)]
+    decisions: Option<u64>,
+    /// Time is the number of the decision divided by `--rate`, and nothing is waited for. For counting instructions, which are
+    /// then the same in every run.
+    #[arg(long)]
+    own_clock: bool,
     /// Step frames a second that each worker sends meanwhile.
     #[arg(long, default_value_t = 20)]
     steps: u64,
@@ -109,7 +116,7 @@ pub(crate) fn run(args: &DecideArgs) -> anyhow::Result<Report> {
         .map_err(|()| crate::BadInput(format!("there is no policy {:?}", args.policy)))?;
     let mut bench = Bench::new(args, policy);
     let (mut hash, mut place, mut whole, mut step) = (vec![], vec![], vec![], vec![]);
-    let total = args.rate * args.seconds;
+    let total = args.decisions.unwrap_or(args.rate * args.seconds);
     let gap = Duration::from_secs_f64(1.0 / args.rate.max(1) as f64);
     let steps_each = args.steps * u64::from(args.workers);
     let (mut making, mut steps) = (0.0, 0);
@@ -117,28 +124,29 @@ pub(crate) fn run(args: &DecideArgs) -> anyhow::Result<Report> {
     let cpu_before = cpu_seconds(own)?;
     let begin = Instant::now();
     for n in 0..total {
-        let due = begin + gap * u32::try_from(n)?;
-        while steps * total < n * steps_each * args.seconds {
+        let due = gap * u32::try_from(n)?;
+        let clock = |moment: Instant| if args.own_clock { due } else { moment.duration_since(begin) };
+        while steps * args.rate < n * steps_each {
             let started = Instant::now();
-            bench.step(steps, started.duration_since(begin));
+            bench.step(steps, clock(started));
             step.push(started.elapsed());
             steps += 1;
         }
         let started = Instant::now();
         let tokens = bench.prompt(n);
         making += started.elapsed().as_secs_f64();
-        if let Some(wait) = due.checked_duration_since(Instant::now()) {
-            std::thread::sleep(wait);
+        if !args.own_clock {
+            std::thread::sleep(due.saturating_sub(begin.elapsed()));
         }
         let started = Instant::now();
         let keys = bench.hash(&tokens);
         let hashed = started.elapsed();
-        bench.place(n, tokens.len(), keys, started.duration_since(begin))?;
+        bench.place(n, tokens.len(), keys, clock(started))?;
         let decided = started.elapsed();
         hash.push(hashed);
         place.push(decided.saturating_sub(hashed));
         whole.push(decided);
-        bench.settle(started.duration_since(begin));
+        bench.settle(clock(started));
     }
     let wall = begin.elapsed().as_secs_f64();
     Ok(Report {

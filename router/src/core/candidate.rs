@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::core::estimate::{
-    DecodeLeg, Demand, Estimate, PromptQueue, Source, WorkerLoad, alone, estimate, prefill_leg,
+    DecodeLeg, Demand, Estimate, PromptQueue, Source, WorkerLoad, of_role,
 };
 use crate::core::frame::Role;
 use crate::core::transfer::Sources;
@@ -157,12 +157,7 @@ impl Candidate {
     /// request.
     #[must_use]
     pub fn estimate(&self, ask: &Ask) -> Estimate {
-        let demand = ask.demand(self.cached_tokens);
-        match self.role {
-            Role::Prefill => prefill_leg(&self.worker_load, &self.queue, &demand),
-            Role::Decode => alone(&self.worker_load, &self.queue, &demand),
-            Role::Both => estimate(&self.worker_load, &self.queue, &demand),
-        }
+        of_role(self.role, &self.worker_load, &self.queue, &ask.demand(self.cached_tokens))
     }
 
     /// It could take the answers of requests, and whole ones.

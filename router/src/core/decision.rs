@@ -12,6 +12,7 @@ use crate::core::estimate::Estimate;
 use crate::core::policy::pairs::{ChosenPair, Options};
 use crate::core::policy::{Policy, PolicyName};
 
+pub(super) use self::shortened::KEPT;
 pub use self::shortened::{LeftOut, Weighed};
 
 /// A policy together with its source of chance.

@@ -3,16 +3,18 @@
 //! Every term follows from what the workers measured. One number was chosen by simulation and says so below: the share of the
 //! delay of rows that counts.
 
+mod floor;
 mod lockstep;
 mod queue;
 
 use serde::{Deserialize, Serialize};
 
+pub(super) use self::floor::{Asked, FloorTable, Floors, SURE, Standing, TokensThere};
 use self::lockstep::{GroupSteps, raised};
 use self::queue::behind;
 pub use self::queue::{Awaited, PromptQueue, QueuedPrompt};
 pub(super) use self::queue::{MOST_QUEUED, delays_ms, share_out};
-use crate::core::frame::StepCost;
+use crate::core::frame::{Role, StepCost};
 use crate::core::transfer::TransferCost;
 
 /// How a worker stands at the moment of a decision. Counts are real numbers, as predictions may be.
@@ -122,6 +124,11 @@ impl Estimate {
     }
 }
 
+/// Costs to about a millionth, below: no prediction is better. What is the same then is the same cost to those who only look.
+pub(super) fn coarse(ms: f64) -> f64 {
+    f64::from_bits(ms.to_bits() & !u64::from(u32::MAX))
+}
+
 /// A pool is never taken for fuller than this, so that full ones can still be told apart by their other terms.
 const FULL: f64 = 0.99;
 
@@ -131,6 +138,28 @@ const FULL: f64 = 0.99;
 /// 0.1, that of a token by -6, 4 and 19 %, that of a whole answer by 2, -0.4 and 3 %. A greater share makes no token sooner, so it
 /// does not follow from limits for first tokens and others (`docs/design/placement.md`).
 const INTERFERENCE_SHARE: f64 = 0.1;
+
+impl WorkerLoad {
+    /// Of the step that began then, ms that are over; 0 when idle.
+    pub(super) fn elapsed_ms(&self, began_ms: f64, now_ms: f64) -> f64 {
+        if self.occupied > 0.0 { (now_ms - began_ms).max(0.0) } else { 0.0 }
+    }
+}
+
+/// What a worker of this role costs: one that only computes prompts, that of the prompt, any other, that of the whole request.
+#[must_use]
+pub(super) fn of_role(
+    role: Role,
+    worker_load: &WorkerLoad,
+    queue: &PromptQueue,
+    demand: &Demand,
+) -> Estimate {
+    match role {
+        Role::Prefill => prefill_leg(worker_load, queue, demand),
+        Role::Decode => alone(worker_load, queue, demand),
+        Role::Both => estimate(worker_load, queue, demand),
+    }
+}
 
 /// Predicts what placing all of `demand` on a worker that stands like this would cost.
 #[must_use]
@@ -233,8 +262,13 @@ impl DecodeLeg {
     }
 
     /// What it costs whoever computes the prompt.
-    pub(super) fn base_ms(&self) -> f64 {
+    fn base_ms(&self) -> f64 {
         self.decode_ms + self.interference_ms + self.saturation_ms
+    }
+
+    /// What a pair with it costs, whose other half costs so much.
+    pub(super) fn pair_ms(&self, prefill_ms: f64, source: &Source, cost: &TransferCost) -> f64 {
+        self.base_ms() + prefill_ms + self.transfer_ms(source, cost)
     }
 
     /// From the first token until decoding goes on, if the KV comes from there at such a cost. Blocks move as they are
@@ -260,6 +294,12 @@ impl DecodeLeg {
     }
 }
 
+/// Tokens of a prompt that the last step of its prefill computes.
+pub(super) fn last_tokens(worker_load: &WorkerLoad, prompt_tokens: f64, cached_tokens: f64) -> f64 {
+    let uncached = (prompt_tokens - cached_tokens).max(1.0);
+    uncached.min(worker_load.step_tokens.max(1.0))
+}
+
 /// The prefill leg of a split request, as far as a transfer depends on it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Source {
@@ -271,11 +311,10 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(worker_load: &WorkerLoad, demand: &Demand, leg: &Estimate) -> Self {
-        let uncached = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
         Self {
             queue_ms: leg.queue_ms,
             ttft_ms: leg.ttft_ms(),
-            last_tokens: uncached.min(worker_load.step_tokens.max(1.0)),
+            last_tokens: last_tokens(worker_load, demand.prompt_tokens, demand.cached_tokens),
         }
     }
 }

@@ -29,9 +29,10 @@ use crate::core::decision::{Chooser, Weighed};
 use crate::core::frame::{
     Capacity, MOST_OTHER_PROMPTS, OtherPrompts, QueueRule, RequestId, Role, Step, StepCost,
 };
-use crate::core::policy::PolicyName;
+use crate::core::policy::{Eligible, PolicyName};
 
 pub use self::apply::{Applied, Applying};
+use self::candidates::ProspectLists;
 pub use self::claims::Doubt;
 pub use self::credit::Withdrawal;
 use self::demand::DemandRecord;
@@ -45,6 +46,7 @@ use self::measured::Measured;
 pub use self::placement::{NotPlaced, Placement, PlacementRequest, PrefillLeg};
 pub use self::view::{SourceView, WorkerView};
 use self::worker::Worker;
+use self::worker::list::Workers;
 
 /// How to choose.
 #[derive(Debug, Clone)]
@@ -90,8 +92,7 @@ pub struct Scheduler<W = ()> {
     /// Decisions keep all their candidates.
     keeps_candidates: bool,
     block_tokens: u32,
-    /// In the order of their ids.
-    workers: Vec<Worker<W>>,
+    workers: Workers<W>,
     legs: HashMap<RequestId, BookedLeg>,
     /// Of legs whose blocks are booked.
     leases: LegDeadlines,
@@ -101,6 +102,7 @@ pub struct Scheduler<W = ()> {
     overlaps: Overlaps,
     /// Those of the decision before, whose memory is used again.
     weighed: Weighed,
+    prospects: (ProspectLists, Eligible),
     chooser: Chooser,
     shadow: Option<Chooser>,
     demand: DemandRecord,
@@ -120,13 +122,14 @@ impl<W> Scheduler<W> {
     pub fn new(rules: RoutingRules, block_tokens: u32) -> Self {
         Self {
             block_tokens: block_tokens.max(1),
-            workers: Vec::new(),
+            workers: Workers::default(),
             legs: HashMap::new(),
             leases: LegDeadlines::default(),
             holdings: Holdings::default(),
             left: None,
             overlaps: Overlaps::default(),
             weighed: Weighed::default(),
+            prospects: Default::default(),
             chooser: Chooser::new(rules.policy, rules.seed),
             shadow: rules.shadow.map(|policy| Chooser::new(policy, rules.seed ^ 1)),
             demand: DemandRecord::default(),
@@ -214,7 +217,7 @@ impl<W> Scheduler<W> {
 
     /// The same, to be changed.
     pub fn member_mut(&mut self, id: WorkerId) -> Option<&mut W> {
-        self.worker(id).map(|worker| &mut worker.member)
+        self.find(id).map(|i| self.workers.member_mut(i))
     }
 
     /// What the caller keeps of all workers, in the order of their ids.
@@ -224,7 +227,7 @@ impl<W> Scheduler<W> {
 
     /// The same, to be changed.
     pub fn members_mut(&mut self) -> impl Iterator<Item = &mut W> {
-        self.workers.iter_mut().map(|worker| &mut worker.member)
+        self.workers.members_mut()
     }
 
     /// What is known of the others that is more than a guess.

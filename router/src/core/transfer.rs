@@ -178,23 +178,57 @@ impl Sources {
     }
 }
 
+impl Sources {
+    /// From this worker.
+    pub(super) fn from(&self, worker: WorkerId) -> &TransferCost {
+        let known = self.known.binary_search_by_key(&worker, |(id, _)| *id);
+        known.map_or(&self.any, |i| &self.known[i].1)
+    }
+}
+
 /// Every how many ms at most what fades is looked at anew.
 const FRESH_MS: f64 = 1_000.0;
+
+/// When it was looked at last what pulling costs a worker, and what it costs from any source at least.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PullsLook {
+    at_ms: f64,
+    pub(super) latency_ms: f64,
+    pub(super) mib_ms: f64,
+}
+
+impl PullsLook {
+    fn of(sources: &Sources, at_ms: f64) -> Self {
+        let known = sources.known.iter().map(|(_, cost)| cost);
+        let least = known.fold(sources.any, |least, cost| TransferCost {
+            latency_ms: least.latency_ms.min(cost.latency_ms),
+            mib_ms: least.mib_ms.min(cost.mib_ms),
+            ..least
+        });
+        Self { at_ms, latency_ms: least.latency_ms, mib_ms: least.mib_ms }
+    }
+
+    /// It is time to look again.
+    pub(super) fn is_due(&self, now_ms: f64) -> bool {
+        now_ms - self.at_ms >= FRESH_MS
+    }
+}
 
 /// What one worker learnt of its pulls.
 #[derive(Debug)]
 pub struct Inbound {
     any: TransferFit,
     known: Vec<(WorkerId, TransferFit)>,
-    /// What follows from them, as it was at `at_ms`; shared with the decisions that were made from it.
+    /// What follows from them, as it was looked at last; shared with the decisions that were made from it.
     costs: Arc<Sources>,
-    at_ms: f64,
+    look: PullsLook,
 }
 
 impl Default for Inbound {
     fn default() -> Self {
         let costs = Arc::new(Sources { any: UNKNOWN, known: Vec::new() });
-        Self { any: TransferFit::default(), known: Vec::new(), costs, at_ms: f64::NEG_INFINITY }
+        let look = PullsLook::of(&costs, f64::NEG_INFINITY);
+        Self { any: TransferFit::default(), known: Vec::new(), costs, look }
     }
 }
 
@@ -209,18 +243,18 @@ impl Inbound {
         if let Some(from) = from {
             tell(self.of(from));
         }
-        self.at_ms = f64::NEG_INFINITY;
+        self.look.at_ms = f64::NEG_INFINITY;
     }
 
     /// A source is gone.
     pub fn forget(&mut self, from: WorkerId) {
         self.known.retain(|(id, _)| *id != from);
-        self.at_ms = f64::NEG_INFINITY;
+        self.look.at_ms = f64::NEG_INFINITY;
     }
 
     /// Looks at what fades.
     pub fn refresh(&mut self, now_ms: f64) {
-        if now_ms - self.at_ms >= FRESH_MS {
+        if self.look.is_due(now_ms) {
             let any = self.any.cost(None, now_ms);
             let known = self.known.iter().map(|(id, fit)| (*id, fit.cost(Some(&any), now_ms)));
             // that one source failed says nothing of the others
@@ -229,8 +263,13 @@ impl Inbound {
             if costs != *self.costs {
                 self.costs = Arc::new(costs);
             }
-            self.at_ms = now_ms;
+            self.look = PullsLook::of(&self.costs, now_ms);
         }
+    }
+
+    /// What a pass over all workers has to know of it.
+    pub(super) fn looked_at(&self) -> PullsLook {
+        self.look
     }
 
     /// What pulling costs, as it was looked at last.

@@ -118,11 +118,9 @@ impl<'a> Explanation<'a> {
                 Some(PairView { prefill: name(*prefill)?, decode: name(*decode)?, parts })
             }),
             candidates: candidates.map(|(one, estimate)| candidate(one, estimate)).collect(),
-            left_out: decision.left_out.map(|rest| LeftOut {
-                least_ms: rounded(rest.least_ms),
-                most_ms: rounded(rest.most_ms),
-                ..rest
-            }),
+            left_out: decision
+                .left_out
+                .map(|rest| LeftOut { least_ms: rounded(rest.least_ms), ..rest }),
             shadow: decision.shadow.as_ref().and_then(|shadow| {
                 let (policy, winner) = (shadow.chooser.policy.name(), name(shadow.winner)?);
                 let prefill = shadow.prefill.and_then(name);

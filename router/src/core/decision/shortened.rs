@@ -5,22 +5,21 @@ use serde::{Deserialize, Serialize};
 
 use super::{Decision, WorkerPair};
 use crate::core::candidate::{Candidate, WorkerId};
-use crate::core::estimate::Estimate;
+use crate::core::estimate::{Estimate, coarse};
 
-/// Candidates of each kind, those that generate and those that only compute prompts, that are kept beside those chosen.
-pub(super) const KEPT: usize = 8;
+/// Candidates of each kind, those that generate and those that only compute prompts, that are kept beside those chosen: the
+/// best, and of those that cost the same ([`coarse`]) the first.
+pub(in crate::core) const KEPT: usize = 8;
 
 /// The candidates that a decision does not have any more: it explains itself, and cannot be made again.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct LeftOut {
     /// How many there were.
     pub candidates: u32,
     /// Of them, those that could not be chosen.
     pub excluded: u32,
-    /// What the others would have cost in all, in ms: the least and the most. 0 where there were none.
+    /// What the cheapest of the others would have cost in all, in ms, to a millionth; 0 where there were no others.
     pub least_ms: f64,
-    /// See `least_ms`.
-    pub most_ms: f64,
 }
 
 /// Lists for the candidates of a decision, whose memory serves one decision after the other.
@@ -39,10 +38,12 @@ impl From<Vec<Candidate>> for Weighed {
 }
 
 impl Decision {
-    /// The same with few candidates, and the memory of all of them; as it is, where there are few.
+    /// The same with few candidates, and the memory of all of them; as it is, where there are few. `beside`: candidates that were
+    /// left out before.
     #[must_use]
-    pub fn shortened(mut self) -> (Self, Weighed) {
+    pub fn shortened(mut self, beside: LeftOut) -> (Self, Weighed) {
         let mut kept = self.worth_keeping();
+        self.left_out = Some(beside).filter(|beside| beside.candidates > 0);
         if kept.len() == self.candidates.len() {
             // lists that grew have room for more, and the decision stays as long as its answer
             self.candidates.shrink_to_fit();
@@ -55,7 +56,7 @@ impl Decision {
             of_kept().map(|i| self.candidates[i].clone()).collect(),
             of_kept().map(|i| self.estimates[i]).collect(),
         );
-        self.left_out = Some(LeftOut::of(&self, &kept));
+        self.left_out = Some(beside.with(&LeftOut::of(&self, &kept)));
         let candidates = std::mem::replace(&mut self.candidates, few.0);
         let estimates = std::mem::replace(&mut self.estimates, few.1);
         (self, Weighed { candidates, estimates })
@@ -64,7 +65,9 @@ impl Decision {
     /// The best candidates of each kind, and all that the decision names; in no order.
     fn worth_keeping(&self) -> Vec<usize> {
         let mut best: [Vec<usize>; 2] = std::array::from_fn(|_| Vec::with_capacity(KEPT + 1));
-        let cost = |i: usize| (self.candidates[i].excluded.is_some(), self.estimates[i].total_ms());
+        let cost = |i: usize| {
+            (self.candidates[i].excluded.is_some(), coarse(self.estimates[i].total_ms()))
+        };
         let is_before = |one: usize, other: usize| {
             let (one, other) = (cost(one), cost(other));
             one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)).is_lt()
@@ -96,33 +99,38 @@ impl Decision {
 }
 
 impl LeftOut {
+    /// Some of which only these figures are known.
+    pub(in crate::core) fn new(candidates: usize, excluded: usize, least_ms: f64) -> Self {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let least_ms = if candidates == excluded { 0.0 } else { coarse(least_ms) };
+        Self { candidates: count(candidates), excluded: count(excluded), least_ms }
+    }
+
     /// All but those that are kept, whose places are in order.
     fn of(decision: &Decision, kept: &[usize]) -> Self {
         let (mut left_out, mut kept) = (Self::default(), kept.iter().peekable());
         let all = decision.candidates.iter().zip(&decision.estimates);
         for (i, (candidate, estimate)) in all.enumerate() {
             if kept.next_if(|kept| **kept == i).is_none() {
-                left_out.add(candidate.excluded.is_some(), estimate.total_ms());
+                let excluded = usize::from(candidate.excluded.is_some());
+                left_out = left_out.with(&Self::new(1, excluded, estimate.total_ms()));
             }
-        }
-        if left_out.candidates == left_out.excluded {
-            (left_out.least_ms, left_out.most_ms) = (0.0, 0.0);
         }
         left_out
     }
 
-    fn add(&mut self, is_excluded: bool, total_ms: f64) {
-        self.candidates += 1;
-        self.excluded += u32::from(is_excluded);
-        if !is_excluded {
-            self.least_ms = self.least_ms.min(total_ms);
-            self.most_ms = self.most_ms.max(total_ms);
+    /// These and others.
+    pub(in crate::core) fn with(&self, other: &Self) -> Self {
+        let able = |one: &Self| one.candidates > one.excluded;
+        let least_ms = match (able(self), able(other)) {
+            (true, true) => self.least_ms.min(other.least_ms),
+            (true, false) => self.least_ms,
+            (false, _) => other.least_ms,
+        };
+        Self {
+            candidates: self.candidates + other.candidates,
+            excluded: self.excluded + other.excluded,
+            least_ms,
         }
-    }
-}
-
-impl Default for LeftOut {
-    fn default() -> Self {
-        Self { candidates: 0, excluded: 0, least_ms: f64::INFINITY, most_ms: f64::NEG_INFINITY }
     }
 }

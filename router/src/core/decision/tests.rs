@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::candidate::digest;
-use crate::core::estimate::WorkerLoad;
+use crate::core::estimate::{WorkerLoad, coarse};
 use crate::core::frame::{Role, StepCost};
 use crate::core::policy::PolicyName;
 use crate::core::transfer::{Sources, TransferCost};
@@ -128,7 +128,7 @@ fn worth_keeping(decision: &Decision) -> (BTreeSet<WorkerId>, Option<LeftOut>) {
         let mut kind: Vec<_> = all.iter().filter(|(c, _)| c.decodes() == decodes).collect();
         kind.sort_by(|(a, x), (b, y)| {
             let excluded = (a.excluded.is_some(), b.excluded.is_some());
-            excluded.0.cmp(&excluded.1).then(x.total_ms().total_cmp(&y.total_ms()))
+            excluded.0.cmp(&excluded.1).then(coarse(x.total_ms()).total_cmp(&coarse(y.total_ms())))
         });
         kept.extend(kind.iter().take(8).map(|(c, _)| c.id));
     }
@@ -141,8 +141,7 @@ fn worth_keeping(decision: &Decision) -> (BTreeSet<WorkerId>, Option<LeftOut>) {
     let left_out = LeftOut {
         candidates: rest.len() as u32,
         excluded: (rest.len() - totals.len()) as u32,
-        least_ms: totals.first().copied().unwrap_or(0.0),
-        most_ms: totals.last().copied().unwrap_or(0.0),
+        least_ms: totals.first().copied().map_or(0.0, coarse),
     };
     (kept, Some(left_out).filter(|_| !rest.is_empty()))
 }
@@ -166,7 +165,7 @@ proptest! {
         let mut chooser = Chooser::new(policy, seed);
         let whole = decide("r".into(), 0.0, ask, candidates, &mut chooser, None);
         let (ids, left_out) = worth_keeping(&whole);
-        let (short, weighed) = whole.clone().shortened();
+        let (short, weighed) = whole.clone().shortened(LeftOut::default());
         prop_assert_eq!(short.left_out, left_out);
         prop_assert!(short.candidates.iter().map(|c| c.id).eq(ids));
         prop_assert_eq!((short.chosen(), short.chosen_prefill()), (whole.chosen(), whole.chosen_prefill()));

@@ -1,10 +1,12 @@
 //! The worker, or the pair of workers, where the request costs the least time, its own and that of others.
 
+pub(in crate::core) mod shortlist;
+
 use serde::{Deserialize, Serialize};
 
 use super::Choosable;
 use super::session_hash::rank;
-use crate::core::candidate::WorkerId;
+use crate::core::candidate::{Candidate, WorkerId};
 use crate::core::policy::pairs::{ChosenPair, Options};
 
 /// Costs that differ by less than this share are equal: no prediction is that good, and ties are to rotate.
@@ -39,15 +41,19 @@ impl Kv {
         let session = options.ask.session;
         let least = least_each.iter().copied().fold(f64::INFINITY, f64::min);
         let enough = least * (1.0 + TIE);
-        let equals = least_each.iter().enumerate().filter(|(_, cost)| **cost <= enough);
-        let whole = turn(&options.wholes, self.last, session, equals.map(|(i, _)| i));
+        let turns = Turns { last: self.last, session };
+        let whole = turns.next(&mut (), &options.wholes, named, |(), i| least_each[i] <= enough);
         let whole = whole.unwrap_or(0); // all costs are NaN: a worker lies about its speed, and the audit is to find it
         self.last = Some(options.wholes[whole].candidate.id);
         let prefill = if costs.alone(whole) <= enough {
             None
         } else {
-            let equals = costs.pairs(whole).filter(|(_, cost)| *cost <= enough);
-            turn(&options.prefills, self.last_prefill, session, equals.map(|(i, _)| i))
+            let mut is_equal = vec![false; options.prefills.len()];
+            for (prefill, cost) in costs.pairs(whole) {
+                is_equal[prefill] = cost <= enough;
+            }
+            let turns = Turns { last: self.last_prefill, session };
+            turns.next(&mut (), &options.prefills, named, |(), i| is_equal[i])
         };
         if let Some(prefill) = prefill {
             self.last_prefill = Some(options.prefills[prefill].candidate.id);
@@ -57,20 +63,43 @@ impl Kv {
     }
 }
 
+/// What a turn goes by: a worker's number, and the digest of its name.
+type Named = (WorkerId, u64);
+
+fn named((): &(), choosable: &Choosable<'_>) -> Named {
+    let Candidate { id, name, .. } = choosable.candidate;
+    (*id, name.digest())
+}
+
 /// Whose turn it is among equals.
-fn turn(
-    workers: &[Choosable<'_>],
+struct Turns {
     last: Option<WorkerId>,
     session: Option<u64>,
-    mut equals: impl Iterator<Item = usize> + Clone,
-) -> Option<usize> {
-    match session {
-        Some(session) => equals.max_by_key(|&i| rank(session, workers[i].candidate)),
-        None => {
-            let first = equals.clone().next();
-            let after = |i: &usize| last.is_none_or(|last| workers[*i].candidate.id > last);
-            equals.find(after).or(first)
+}
+
+impl Turns {
+    /// Index into `workers`, which are in the order of their ids. As few as possible are asked whether they are among the equals;
+    /// both questions go to `whom`.
+    fn next<S, T>(
+        &self,
+        whom: &mut S,
+        workers: &[T],
+        named: impl Fn(&S, &T) -> Named,
+        mut is_equal: impl FnMut(&mut S, usize) -> bool,
+    ) -> Option<usize> {
+        let Some(session) = self.session else {
+            let had_it = |one: &T| self.last.is_some_and(|last| named(whom, one).0 <= last);
+            let after = workers.partition_point(had_it);
+            return (after..workers.len()).chain(0..after).find(|i| is_equal(whom, *i));
+        };
+        let mut highest = None;
+        for (i, one) in workers.iter().enumerate() {
+            let rank = rank(session, named(whom, one).1);
+            if highest.is_none_or(|(_, other)| rank >= other) && is_equal(whom, i) {
+                highest = Some((i, rank));
+            }
         }
+        highest.map(|(i, _)| i)
     }
 }
 

@@ -78,10 +78,9 @@ impl<'a> Options<'a> {
     ) -> impl Iterator<Item = f64> + Clone {
         let decode = self.decodes.get(whole).and_then(Option::as_ref);
         decode.into_iter().flat_map(|Decode { leg, costs }| {
-            let base_ms = leg.base_ms();
             let parts = self.prefills.iter().zip(&self.sources).zip(costs);
             parts.map(move |((prefill, source), cost)| {
-                base_ms + prefill.estimate.total_ms() + leg.transfer_ms(source, cost)
+                leg.pair_ms(prefill.estimate.total_ms(), source, cost)
             })
         })
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Choosable;
 use super::least_loaded::LeastLoaded;
-use crate::core::candidate::{Candidate, mix};
+use crate::core::candidate::mix;
 
 /// No worker takes more than this share of the mean load, in percent. 125 is the usual choice (Mirrokni et al. 2018).
 const LOAD_BOUND_PERCENT: u64 = 125;
@@ -27,14 +27,14 @@ impl SessionHash {
         let bound = load_bound(open);
         (0..open.len())
             .filter(|&i| u64::from(open[i].candidate.occupied) < bound)
-            .max_by_key(|&i| rank(session, open[i].candidate))
+            .max_by_key(|&i| rank(session, open[i].candidate.name.digest()))
             .expect("one of the workers is at or under the mean, so under the bound")
     }
 }
 
-/// A worker's place in the order of a session; the highest is its own.
-pub(super) fn rank(session: u64, worker: &Candidate) -> u64 {
-    mix(session ^ worker.name.digest())
+/// A worker's place in the order of a session, by the digest of its name; the highest is its own.
+pub(super) fn rank(session: u64, worker: u64) -> u64 {
+    mix(session ^ worker)
 }
 
 /// With one request more, no worker may hold more than this many.

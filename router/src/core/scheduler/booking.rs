@@ -6,11 +6,12 @@ use super::candidates::usable_blocks;
 use super::claims::usual;
 use super::legs::{BookedLeg, LegPart};
 use super::worker::Worker;
+use super::worker::list::Workers;
 use super::{
     Begun, Ended, LegOutput, NotPlaced, Placement, PlacementRequest, PrefillLeg, Scheduler,
 };
 use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId};
-use crate::core::decision::{Decision, decide};
+use crate::core::decision::{Decision, LeftOut, decide};
 use crate::core::estimate::Estimate;
 use crate::core::frame::{RequestId, Role};
 
@@ -39,18 +40,21 @@ impl<W> Scheduler<W> {
         now_ms: f64,
     ) -> Result<Placement, NotPlaced> {
         let ask = self.ask(wanted, now_ms);
-        let candidates = self.candidates(wanted, now_ms);
+        let asking = self.asking(wanted, &ask, now_ms);
+        // whoever may look at all of it wants all candidates
+        let all = wanted.explains || self.keeps_candidates || self.shadow.is_some();
+        let (weighed, left_out) = self.weigh(&asking, &ask, all);
         let decision = decide(
             wanted.name.clone(),
             now_ms,
             ask,
-            candidates,
+            weighed,
             &mut self.chooser,
             self.shadow.as_mut(),
         );
         let reasons =
             decision.winner.is_none().then(|| (decision.no_place(), decision.where_it_failed()));
-        let decision = Arc::new(self.keep(decision, wanted.explains));
+        let decision = Arc::new(if all { decision } else { self.shorten(decision, left_out) });
         if let Some((no_place, where_it_failed)) = reasons {
             return Err(NotPlaced { no_place, where_it_failed, decision });
         }
@@ -83,12 +87,9 @@ impl<W> Scheduler<W> {
         Ok(Placement { request, worker, prefill, expected_block_seconds, decision })
     }
 
-    /// What is kept of a decision: all of it only if somebody may look at all of it.
-    fn keep(&mut self, decision: Decision, explains: bool) -> Decision {
-        if explains || self.keeps_candidates || self.shadow.is_some() {
-            return decision;
-        }
-        let (decision, weighed) = decision.shortened();
+    /// What is kept of a decision that was made without those that are left out.
+    fn shorten(&mut self, decision: Decision, left_out: LeftOut) -> Decision {
+        let (decision, weighed) = decision.shortened(left_out);
         self.weighed = weighed;
         decision
     }
@@ -134,7 +135,8 @@ impl<W> Scheduler<W> {
     #[must_use]
     pub fn soonest_ms(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Option<f64> {
         let ask = self.ask(wanted, now_ms);
-        let weighed = self.candidates(wanted, now_ms);
+        let asking = self.asking(wanted, &ask, now_ms);
+        let weighed = self.candidates(&asking);
         let usable = |c: &&Candidate| match c.excluded {
             None | Some(Exclusion::Full | Exclusion::Backlog) => true,
             Some(Exclusion::Closed | Exclusion::Failed | Exclusion::NoTransfer) => false,
@@ -291,12 +293,11 @@ fn is_judged(leg: &BookedLeg) -> bool {
 
 /// Holds what a part of a request was predicted to take against what it took. True if the worker is not believed any more.
 fn audit_request<W>(
-    workers: &mut [Worker<W>],
+    workers: &mut Workers<W>,
     i: usize,
     (predicted_ms, took_ms): (f64, f64),
 ) -> bool {
-    let (before, rest) = workers.split_at_mut(i);
-    let Some((worker, after)) = rest.split_first_mut() else { return false };
+    let (before, worker, after) = workers.split(i);
     let others = || before.iter().chain(after.iter()).map(|other| &other.claims);
     worker.claims.request(predicted_ms, took_ms, || usual(others()))
 }

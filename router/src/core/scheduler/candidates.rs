@@ -1,19 +1,71 @@
 //! The scheduler's state as one decision sees it: every worker as a candidate.
 
+mod prospects;
+
 use std::sync::Arc;
 
+pub(super) use self::prospects::ProspectLists;
+use self::prospects::Seen;
 use super::holdings::Found;
 use super::worker::Worker;
 use super::worker::answers::Wanted;
+use super::worker::outline::Outline;
 use super::{PlacementRequest, Scheduler};
 use crate::core::candidate::{Ask, Candidate, Exclusion, digest};
-use crate::core::decision::Weighed;
+use crate::core::decision::{LeftOut, Weighed};
 use crate::core::estimate::{Demand, PromptQueue, WorkerLoad, estimate, prefill_leg};
 use crate::core::frame::Role;
-use crate::core::policy::PolicyName;
+use crate::core::policy::{Policy, PolicyName, Shortlist};
 
 /// For a request that makes way for others, a queue of this share of `worker_queue_ms` is long already. A guess.
 const YIELDING_QUEUE: f64 = 0.75;
+/// Among so few workers all are looked at: about as many are kept of a decision.
+const FEW: usize = 16;
+/// A prompt for which no floor is known: see `ENDLESS_TOKENS` in `core/estimate/floor.rs`. No model takes one.
+const LONG_TOKENS: u32 = 500_000;
+
+/// What a decision asks of each worker, and what it knows beside the workers.
+pub(super) struct Asking<'a> {
+    pub(super) wanted: &'a PlacementRequest,
+    /// Of the blocks that a cache can give.
+    pub(super) keys: &'a [u64],
+    /// See [`WorkerLoad::pressure`]; of workers that only compute prompts, and of the others.
+    pub(super) pressure: [f64; 2],
+    /// See [`WorkerLoad::reuse`].
+    pub(super) reuse: f64,
+    /// Its prompt may be computed by another worker.
+    splits: bool,
+    /// It began before, and all workers that could go on with it failed it: then one of them has to do.
+    failed_by_all: bool,
+    pub(super) now_ms: f64,
+}
+
+impl Asking<'_> {
+    /// How a worker stands now, but for others of its group.
+    pub(super) fn worker_load(&self, outline: &Outline) -> WorkerLoad {
+        let pressure = self.pressure[usize::from(outline.decodes())];
+        outline.worker_load(self.now_ms, pressure, self.reuse)
+    }
+
+    /// It takes the KV of prompts that others compute.
+    pub(super) fn can_pull(&self, outline: &Outline) -> bool {
+        self.splits && outline.decodes() && outline.moves_kv
+    }
+
+    #[inline]
+    pub(super) fn exclusion(&self, outline: &Outline) -> Option<Exclusion> {
+        let excluded = outline.excluded(self.wanted.yields);
+        if self.wanted.excluded.is_empty() {
+            return excluded;
+        }
+        let forgiven = self.failed_by_all && outline.decodes();
+        match excluded {
+            Some(Exclusion::Closed) => Some(Exclusion::Closed),
+            _ if self.wanted.excluded.contains(&outline.id) && !forgiven => Some(Exclusion::Failed),
+            excluded => excluded,
+        }
+    }
+}
 
 impl<W> Scheduler<W> {
     pub(super) fn ask(&self, wanted: &PlacementRequest, now_ms: f64) -> Ask {
@@ -22,90 +74,145 @@ impl<W> Scheduler<W> {
             max_tokens: wanted.max_tokens,
             output_tokens: self.demand.lengths.of(wanted.tenant).min(wanted.max_tokens.into()),
             block_tokens: self.block_tokens,
-            block_bytes: self.block_bytes(),
+            block_bytes: self.workers.kv_block_bytes(),
             session: wanted.session.as_deref().map(digest),
             deadline_ms: wanted.deadline_ms.map(|deadline| deadline - now_ms),
         }
     }
 
-    pub(super) fn candidates(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Weighed {
+    /// Looks up what workers hold of a prompt, and at workers that changed.
+    pub(super) fn asking<'a>(
+        &mut self,
+        wanted: &'a PlacementRequest,
+        ask: &Ask,
+        now_ms: f64,
+    ) -> Asking<'a> {
         let usable = if wanted.reuses {
             usable_blocks(wanted.prompt_tokens, &wanted.keys, self.block_tokens)
         } else {
             0
         };
-        self.holdings.overlaps(&wanted.keys[..usable as usize], &mut self.overlaps);
-        let pressure = [Role::Prefill, Role::Both].map(|role| {
-            let of_kind = |worker: &&Worker<W>| worker.decodes() == (role != Role::Prefill);
-            let open = self.workers.iter().filter(of_kind).filter(|worker| worker.open).count();
-            self.demand.pressure.of(role).at(open, now_ms)
-        });
+        let keys = &wanted.keys[..usable as usize];
+        self.holdings.overlaps(keys, &mut self.overlaps);
+        self.workers.look(self.block_tokens);
+        let pressure = [Role::Prefill, Role::Both]
+            .map(|role| self.demand.pressure.of(role).at(self.workers.open(role), now_ms));
         // one that generates nothing leaves no KV that somebody else could go on with
-        let splits = wanted.max_tokens > 0 && self.block_bytes() > 0;
+        let splits = wanted.max_tokens > 0 && ask.block_bytes > 0;
         if splits {
-            self.workers.iter_mut().for_each(|worker| worker.inbound.refresh(now_ms));
+            self.workers.look_at_pulls(now_ms);
         }
-        self.workers.iter_mut().for_each(Worker::plan);
-        let mut weighed = std::mem::take(&mut self.weighed);
-        let candidates = &mut weighed.candidates;
-        self.begin(candidates, now_ms);
-        self.meet_ranks(candidates, now_ms);
-        let hopeless = self.failed_by_all(wanted);
-        for (worker, candidate) in self.workers.iter().zip(&mut *candidates) {
-            let found = if worker.credit.given() {
-                self.overlaps.of(&worker.places)
-            } else {
-                Found::default()
+        let reuse = (1.0 - self.demand.uncached_share).max(0.0);
+        let failed_by_all = self.failed_by_all(wanted);
+        Asking { wanted, keys, pressure, reuse, splits, failed_by_all, now_ms }
+    }
+
+    /// The workers that a choice has to look at, as candidates, and those that are left out: `all` of them, or as few as do not
+    /// change what is chosen and kept.
+    pub(super) fn weigh(
+        &mut self,
+        asking: &Asking<'_>,
+        ask: &Ask,
+        all: bool,
+    ) -> (Weighed, LeftOut) {
+        let few = !all && self.workers.len() > FEW && !self.workers.has_ranks();
+        let may_shorten = few && asking.wanted.prompt_tokens < LONG_TOKENS;
+        if let (true, Policy::Kv(kv)) = (may_shorten, &self.chooser.policy) {
+            let load = |place: usize| {
+                let outline = &self.workers.outlines()[place];
+                (asking.exclusion(outline).is_some(), asking.worker_load(outline))
             };
-            candidate.worker_load.pressure = pressure[usize::from(worker.decodes())];
-            candidate.worker_load.reuse = (1.0 - self.demand.uncached_share).max(0.0);
-            let tokens = |blocks: u32| blocks * self.block_tokens;
-            let awaits = worker.computes(
-                &wanted.keys[..found.booked as usize],
-                found.held,
-                self.block_tokens,
-            );
-            worker.queue(awaits, &mut candidate.queue);
-            let keys = &wanted.keys[..usable as usize];
-            let needs = Wanted { prompt_tokens: wanted.prompt_tokens, keys };
-            let used = candidate.worker_load.blocks_used;
-            candidate.queue.room_ms =
-                worker.room_ms(&needs, used, &self.demand.lengths, self.block_tokens);
-            let pulls = splits && worker.decodes() && worker.kv_block_bytes > 0;
-            candidate.excluded = exclusion(worker, wanted, hopeless);
-            candidate.occupied = worker.occupied();
-            candidate.booked_tokens = worker.booked_tokens;
-            candidate.held_tokens = tokens(found.held);
-            candidate.cached_tokens = tokens(found.held.max(found.booked));
-            candidate.coming_tokens = tokens(found.pulled);
-            candidate.lower_tier_tokens = tokens(found.lower);
-            candidate.sources = pulls.then(|| Arc::clone(worker.inbound.costs()));
+            let held_back = self.held_back(asking.wanted.yields, load);
+            let (mut lists, mut eligible) = std::mem::take(&mut self.prospects);
+            let mut seen = Seen::of(self, asking, ask, &mut lists, held_back, &mut eligible);
+            let shortlist = kv.shortlist(&mut seen, &eligible, ask);
+            self.prospects = (lists, eligible);
+            if let Some(Shortlist { places, left_out }) = shortlist {
+                let mut weighed = self.described(asking, places.into_iter());
+                hold_back(&mut weighed.candidates, held_back);
+                return (weighed, left_out);
+            }
         }
-        self.hold_back(candidates, wanted.yields);
+        (self.candidates(asking), LeftOut::default())
+    }
+
+    /// All workers as candidates.
+    pub(super) fn candidates(&mut self, asking: &Asking<'_>) -> Weighed {
+        let mut weighed = self.described(asking, 0..self.workers.len());
+        let candidates = &mut weighed.candidates;
+        self.meet_ranks(candidates, asking.now_ms);
+        let load = |place: usize| {
+            let Candidate { excluded, worker_load, .. } = &candidates[place];
+            (excluded.is_some(), *worker_load)
+        };
+        let held_back = self.held_back(asking.wanted.yields, load);
+        hold_back(candidates, held_back);
         weighed
     }
 
-    /// One candidate for each worker, with its load. Those of the decision before are used again: what never changes of a
-    /// worker stays there, and so does the memory of its queue.
-    fn begin(&self, candidates: &mut Vec<Candidate>, now_ms: f64) {
-        candidates.truncate(self.workers.len());
-        for (i, worker) in self.workers.iter().enumerate() {
-            let load = worker.worker_load(self.block_tokens, now_ms);
-            match candidates.get_mut(i) {
-                Some(candidate) if candidate.id == worker.id => candidate.worker_load = load,
-                Some(candidate) => *candidate = worker.candidate(load),
-                None => candidates.push(worker.candidate(load)),
-            }
+    /// Some workers as candidates. Those of the decision before are used again: what never changes of a worker stays there, and
+    /// so does the memory of its queue.
+    fn described(
+        &mut self,
+        asking: &Asking<'_>,
+        places: impl ExactSizeIterator<Item = usize>,
+    ) -> Weighed {
+        let mut weighed = std::mem::take(&mut self.weighed);
+        weighed.candidates.truncate(places.len());
+        for (at, place) in places.enumerate() {
+            self.describe(place, asking, &mut weighed.candidates, at);
         }
+        weighed
     }
 
-    /// Of the workers whose KV may have to be moved; one model's workers agree on it.
-    fn block_bytes(&self) -> u64 {
-        let prefills = self.workers.iter().filter(|worker| !worker.decodes());
-        prefills.map(|worker| worker.kv_block_bytes).max().unwrap_or(0)
+    /// Fills the candidate at `at`, the next one at most, with the worker at `place`.
+    fn describe(
+        &self,
+        place: usize,
+        asking: &Asking<'_>,
+        candidates: &mut Vec<Candidate>,
+        at: usize,
+    ) {
+        let (worker, outline) = (&self.workers[place], &self.workers.outlines()[place]);
+        let load = asking.worker_load(outline);
+        match candidates.get_mut(at) {
+            Some(candidate) if candidate.id == worker.id => candidate.worker_load = load,
+            Some(candidate) => *candidate = worker.candidate(load),
+            None => candidates.push(worker.candidate(load)),
+        }
+        let candidate = &mut candidates[at];
+        let found =
+            if worker.credit.given() { self.overlaps.of(&worker.places) } else { Found::default() };
+        self.queue_of(worker, asking, &load, &found, &mut candidate.queue);
+        let tokens = |blocks: u32| blocks * self.block_tokens;
+        let pulls = asking.can_pull(outline);
+        candidate.excluded = asking.exclusion(outline);
+        candidate.occupied = worker.occupied();
+        candidate.booked_tokens = worker.booked_tokens;
+        candidate.held_tokens = tokens(found.held);
+        candidate.cached_tokens = tokens(found.cached());
+        candidate.coming_tokens = tokens(found.pulled);
+        candidate.lower_tier_tokens = tokens(found.lower);
+        candidate.sources = pulls.then(|| Arc::clone(worker.inbound.costs()));
     }
 
-    /// It began before, and all workers that could go on with it failed it: then one of them has to do.
+    /// Fills `queue` with what a request that finds so much there would wait for.
+    pub(super) fn queue_of(
+        &self,
+        worker: &Worker<W>,
+        asking: &Asking<'_>,
+        worker_load: &WorkerLoad,
+        found: &Found,
+        queue: &mut PromptQueue,
+    ) {
+        let booked = &asking.wanted.keys[..found.booked as usize];
+        let awaits = worker.computes(booked, found.held, self.block_tokens);
+        worker.queue(awaits, queue);
+        let needs = Wanted { prompt_tokens: asking.wanted.prompt_tokens, keys: asking.keys };
+        let (used, lengths) = (worker_load.blocks_used, &self.demand.lengths);
+        queue.room_ms = worker.room_ms(&needs, used, lengths, self.block_tokens);
+    }
+
     fn failed_by_all(&self, wanted: &PlacementRequest) -> bool {
         let mut open = self.workers.iter().filter(|worker| worker.open && worker.decodes());
         wanted.resumes && open.all(|worker| wanted.excluded.contains(&worker.id))
@@ -116,32 +223,39 @@ impl<W> Scheduler<W> {
         self.rules.policy == PolicyName::Kv
     }
 
-    /// Where every worker has a long queue, one more request is better kept here, where the order may still change. Where
-    /// only those that do nothing but prompts have, it is kept if one of them is best nevertheless.
-    fn hold_back(&self, candidates: &mut [Candidate], yields: bool) {
+    /// Whether workers that only compute prompts, and others, get nothing now. Where every worker has a long queue, one more
+    /// request is better kept here, where the order may still change. Where only those that do nothing but prompts have, it is
+    /// kept if one of them is best nevertheless. `load`: whether a worker is excluded anyway, and how it stands.
+    fn held_back(&self, yields: bool, load: impl Fn(usize) -> (bool, WorkerLoad)) -> [bool; 2] {
         if !self.holds_back() {
-            return;
+            return [false; 2];
         }
-        let long = |(c, worker): &(&Candidate, &Worker<W>)| {
+        let long = |place: usize, role: Role, worker_load: &WorkerLoad| {
             if yields {
                 let longest = YIELDING_QUEUE * self.rules.worker_queue_ms;
-                self.has_queue_of(longest, c.role, &c.worker_load)
+                self.has_queue_of(longest, role, worker_load)
             } else {
-                self.has_long_queue(c.role, &worker.load_before_yielding(&c.worker_load))
+                let before_those = self.workers[place].load_before_yielding(worker_load);
+                self.has_long_queue(role, &before_those)
             }
         };
-        let all_long = |prefill: bool| {
-            let workers = candidates.iter().zip(&self.workers);
-            let of_kind =
-                |(c, _): &(&Candidate, &Worker<W>)| c.excluded.is_none() && c.decodes() != prefill;
-            workers.filter(of_kind).all(|one| long(&one))
-        };
-        let (prefills, others) = (all_long(true), all_long(false));
-        for candidate in candidates.iter_mut().filter(|c| c.excluded.is_none()) {
-            if prefills && (others || !candidate.decodes()) {
-                candidate.excluded = Some(Exclusion::Backlog);
+        let all_long = |decode: bool| {
+            if !decode && !self.workers.has_prefills() {
+                return true;
             }
-        }
+            let mut of_kind = self
+                .workers
+                .outlines()
+                .iter()
+                .enumerate()
+                .filter(|(_, one)| one.decodes() == decode);
+            of_kind.all(|(place, outline)| {
+                let (excluded, worker_load) = load(place);
+                excluded || long(place, outline.role, &worker_load)
+            })
+        };
+        let prefills = all_long(false);
+        [prefills, prefills && all_long(true)]
     }
 
     pub(super) fn has_long_queue(&self, role: Role, worker_load: &WorkerLoad) -> bool {
@@ -165,6 +279,15 @@ impl<W> Scheduler<W> {
     }
 }
 
+/// See [`Scheduler::held_back`].
+fn hold_back(candidates: &mut [Candidate], held_back: [bool; 2]) {
+    for candidate in candidates.iter_mut().filter(|c| c.excluded.is_none()) {
+        if held_back[usize::from(candidate.decodes())] {
+            candidate.excluded = Some(Exclusion::Backlog);
+        }
+    }
+}
+
 impl<W> Worker<W> {
     /// As far as it does not depend on a request.
     fn candidate(&self, worker_load: WorkerLoad) -> Candidate {
@@ -185,25 +308,6 @@ impl<W> Worker<W> {
             queue: PromptQueue::default(),
             sources: None,
         }
-    }
-}
-
-fn exclusion<W>(
-    worker: &Worker<W>,
-    wanted: &PlacementRequest,
-    failed_by_all: bool,
-) -> Option<Exclusion> {
-    let forgiven = failed_by_all && worker.decodes();
-    if !worker.open {
-        Some(Exclusion::Closed)
-    } else if wanted.excluded.contains(&worker.id) && !forgiven {
-        Some(Exclusion::Failed)
-    } else if !worker.decodes() && worker.kv_block_bytes == 0 {
-        Some(Exclusion::NoTransfer)
-    } else if worker.occupied() >= worker.places_for(wanted.yields) {
-        Some(Exclusion::Full)
-    } else {
-        None
     }
 }
 

@@ -44,7 +44,24 @@ pub(super) struct WorkerHolders {
     most_booked: u32,
 }
 
+/// Where decisions find what a worker has of a prompt: places in [`Overlaps`], or beyond all of them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HolderPlaces {
+    device: usize,
+    booked: usize,
+    pulled: usize,
+}
+
 impl WorkerHolders {
+    /// `counts`: the worker is believed.
+    pub(super) fn places(&self, counts: bool) -> HolderPlaces {
+        let at = |holder: Option<BlockHolder>| {
+            holder.filter(|_| counts).map_or(usize::MAX, |holder| holder.0.into())
+        };
+        let device = at(self.tiers[Tier::Device as usize]);
+        HolderPlaces { device, booked: at(self.booked), pulled: at(self.pulled) }
+    }
+
     /// Blocks that are kept of this tier.
     pub(super) fn room(&self, tier: Tier) -> u32 {
         self.room[tier as usize]
@@ -106,6 +123,14 @@ pub(super) struct Found {
     pub(super) lower: u32,
 }
 
+impl Found {
+    /// Those that whoever computes the prompt there counts on.
+    #[inline]
+    pub(super) fn cached(&self) -> u32 {
+        self.held.max(self.booked)
+    }
+}
+
 /// The answer for all workers at once: leading blocks by place, of each index.
 #[derive(Debug, Default)]
 pub(super) struct Overlaps {
@@ -114,18 +139,30 @@ pub(super) struct Overlaps {
 }
 
 impl Overlaps {
-    pub(super) fn of(&self, places: &WorkerHolders) -> Found {
-        let look = |overlaps: &[u32], place: Option<BlockHolder>| {
-            place.and_then(|place| overlaps.get(usize::from(place.0))).copied().unwrap_or(0)
+    /// Of a worker that is believed.
+    pub(super) fn of(&self, holders: &WorkerHolders) -> Found {
+        let of_tier = |holder: Option<BlockHolder>| {
+            holder.map_or(0, |holder| leading(&self.announced, holder.0.into()))
         };
-        let [device, host, disk] = places.tiers;
+        let [_, host, disk] = holders.tiers;
+        Found { lower: of_tier(host).max(of_tier(disk)), ..self.at(&holders.places(true)) }
+    }
+
+    /// The same, without lower tiers.
+    #[inline]
+    pub(super) fn at(&self, places: &HolderPlaces) -> Found {
         Found {
-            held: look(&self.announced, device),
-            booked: look(&self.booked, places.booked),
-            pulled: look(&self.booked, places.pulled),
-            lower: look(&self.announced, host).max(look(&self.announced, disk)),
+            held: leading(&self.announced, places.device),
+            booked: leading(&self.booked, places.booked),
+            pulled: leading(&self.booked, places.pulled),
+            lower: 0,
         }
     }
+}
+
+#[inline]
+fn leading(overlaps: &[u32], place: usize) -> u32 {
+    overlaps.get(place).copied().unwrap_or(0)
 }
 
 impl Default for Holdings {

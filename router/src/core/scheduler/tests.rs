@@ -12,6 +12,7 @@ mod queue;
 mod random;
 mod reports;
 mod room;
+mod shortlist;
 mod split;
 
 use proptest::prelude::*;
@@ -21,6 +22,15 @@ use crate::core::candidate::{Candidate, Exclusion, GroupRank};
 use crate::core::cost::StepFeatures;
 use crate::core::decision::NoPlace;
 use crate::core::frame::{Load, QueueRule};
+
+impl Scheduler {
+    /// All workers, as a decision now would find them.
+    fn candidates_at(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Weighed {
+        let ask = self.ask(wanted, now_ms);
+        let asking = self.asking(wanted, &ask, now_ms);
+        self.candidates(&asking)
+    }
+}
 
 const BLOCK: u32 = 16;
 const COST: StepCost =

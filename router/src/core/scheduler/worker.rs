@@ -1,7 +1,9 @@
 //! One worker as the scheduler knows it: its reports, what is booked on it, and how it therefore stands at a moment.
 
 pub(super) mod answers;
+pub(super) mod list;
 mod others;
+pub(super) mod outline;
 mod prefills;
 mod prompts;
 
@@ -17,7 +19,7 @@ use super::credit::Credit;
 use super::holdings::{Tier, WorkerHolders};
 use super::legs::{BookedLeg, Given, LegPart};
 use super::measured::Measured;
-use crate::core::candidate::{GroupRank, WorkerId, WorkerName};
+use crate::core::candidate::{Exclusion, GroupRank, WorkerId, WorkerName};
 use crate::core::cost::{StepFeatures, StepFit, context};
 use crate::core::estimate::WorkerLoad;
 use crate::core::frame::{Capacity, Load, QueueRule, RequestId, Role, Step};
@@ -378,11 +380,29 @@ impl<W> Worker<W> {
         self.places_for_requests().saturating_sub(kept)
     }
 
+    /// Why no request can go there, or none that makes way for others.
+    pub(super) fn exclusion(&self, yields: bool) -> Option<Exclusion> {
+        if !self.open {
+            Some(Exclusion::Closed)
+        } else if !self.decodes() && self.kv_block_bytes == 0 {
+            Some(Exclusion::NoTransfer)
+        } else if self.occupied() >= self.places_for(yields) {
+            Some(Exclusion::Full)
+        } else {
+            None
+        }
+    }
+
     /// How it stands.
     pub(super) fn worker_load(&self, block_tokens: u32, now_ms: f64) -> WorkerLoad {
+        let load = self.standing_load(block_tokens);
+        WorkerLoad { elapsed_ms: load.elapsed_ms(self.step_began_ms, now_ms), ..load }
+    }
+
+    /// The same at no moment.
+    pub(super) fn standing_load(&self, block_tokens: u32) -> WorkerLoad {
         let (backlog_tokens, backlog_context) = self.backlog();
         let occupied = self.occupied();
-        let elapsed_ms = if occupied > 0 { (now_ms - self.step_began_ms).max(0.0) } else { 0.0 };
         let to_come =
             (self.prefills.sums().without_blocks as f64 + self.others.left() + self.arriving_new)
                 / f64::from(block_tokens);
@@ -396,7 +416,7 @@ impl<W> Worker<W> {
             backlog_tokens,
             backlog_context,
             arriving_tokens: self.arriving_tokens as f64,
-            elapsed_ms,
+            elapsed_ms: 0.0,
             backlog_runs: self.backlog_runs,
             blocks_used: f64::from(self.load.blocks_used) + to_come,
             blocks: self.capacity.blocks.into(),

@@ -22,7 +22,7 @@ const PREDICTED: [(&str, &str); 10] = [
     ("total_ms", "the sum of these; the policy `kv` takes the smallest"),
     (
         "left_out",
-        "how many candidates are not shown, how many of these could not be chosen, and the least and most total_ms of the rest; \
+        "how many candidates are not shown, how many of these could not be chosen, and the least total_ms of the rest; \
          with X-Headrace-Explain, --decision-log or --shadow all are shown",
     ),
     ("regret_ms", "what following the shadow policy would have added to total_ms, as predicted"),

@@ -189,7 +189,7 @@ fn who_computes_the_prompt_of_a_lost_worker_has_it_for_others_too() {
     let one_of_others = Load { running: 1, ..Load::default() };
     let _ = scheduler.step(WorkerId(1), &report(1, 0, one_of_others), Given::default(), 2.0);
     scheduler.alone(RequestId(1), 3.0);
-    assert_eq!(scheduler.candidates(&want(2, &keys), 4.0).candidates[0].cached_tokens, 1_600);
+    assert_eq!(scheduler.candidates_at(&want(2, &keys), 4.0).candidates[0].cached_tokens, 1_600);
     assert_eq!(scheduler.workers[0].occupied(), 2, "it is not among those that were reported");
     scheduler.end(RequestId(1), LegOutput::default(), 5.0).unwrap();
     assert_eq!(scheduler.workers[0].occupied(), 1);

@@ -5,7 +5,7 @@ use super::*;
 use crate::core::estimate::WorkerLoad;
 
 fn loads(scheduler: &mut Scheduler, request: &PlacementRequest, now_ms: f64) -> Vec<WorkerLoad> {
-    let candidates = scheduler.candidates(request, now_ms).candidates;
+    let candidates = scheduler.candidates_at(request, now_ms).candidates;
     candidates.iter().map(|candidate| candidate.worker_load).collect()
 }
 
@@ -167,7 +167,7 @@ fn with_two_answers(shared: u32, max_tokens: u32) -> Scheduler {
 
 fn room_ms(scheduler: &mut Scheduler, blocks: u32, shared: u32) -> Option<f64> {
     let request = want(99, &keys(99, blocks, shared));
-    scheduler.candidates(&request, 300.0).candidates[0].queue.room_ms
+    scheduler.candidates_at(&request, 300.0).candidates[0].queue.room_ms
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn room_for_exactly_what_is_lacking_is_room() {
     let mut scheduler = with_two_answers(0, 50);
     // 904 blocks, 2.6875 to be written and the prompt's 496.625 are 403.3125 more than 1000: the first answer's
     let request = PlacementRequest { prompt_tokens: 7_946, ..want(99, &keys(99, 496, 0)) };
-    let first = scheduler.candidates(&request, 300.0).candidates[0].queue.room_ms.unwrap();
+    let first = scheduler.candidates_at(&request, 300.0).candidates[0].queue.room_ms.unwrap();
     assert!((first - 12.0 * 5.2).abs() < 1e-6, "{first}");
     let last = room_ms(&mut scheduler, 2_000, 0).unwrap();
     assert!(

@@ -95,7 +95,7 @@ fn ranks_began_their_step_together_and_wait_for_the_prompts_that_take_longest() 
     let mut scheduler = scheduler(0);
     (0..3).for_each(|id| join_rank(&mut scheduler, id, "ep"));
     let seen = |scheduler: &mut Scheduler, now_ms: f64| {
-        let weighed = scheduler.candidates(&want(99, &keys(99, 1, 0)), now_ms);
+        let weighed = scheduler.candidates_at(&want(99, &keys(99, 1, 0)), now_ms);
         weighed.candidates.iter().map(|rank| rank.worker_load).collect::<Vec<_>>()
     };
     assert!(seen(&mut scheduler, 500.0).iter().all(|load| load.elapsed_ms == 0.0), "nobody works");

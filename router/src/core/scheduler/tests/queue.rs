@@ -7,7 +7,7 @@ use crate::core::frame::OtherPrompt;
 /// What is left of each prompt after the step that runs, with what that computes.
 fn queue(scheduler: &mut Scheduler) -> Vec<(u32, u32)> {
     let request = want(99, &keys(99, 1, 0));
-    let weighed = scheduler.candidates(&request, 0.0);
+    let weighed = scheduler.candidates_at(&request, 0.0);
     weighed.candidates[0].queue.prompts.iter().map(|prompt| (prompt.running, prompt.left)).collect()
 }
 
@@ -47,7 +47,7 @@ fn a_prompt_waits_for_the_one_that_computes_what_it_counts_on() {
     scheduler.place(&want(1, &keys(1, 300, 200)), 0.0).unwrap();
     scheduler.place(&want(2, &keys(2, 250, 200)), 0.0).unwrap();
     let request = want(3, &keys(3, 220, 200));
-    let candidate = &scheduler.candidates(&request, 0.0).candidates[0];
+    let candidate = &scheduler.candidates_at(&request, 0.0).candidates[0];
     assert_eq!((candidate.held_tokens, candidate.cached_tokens), (0, 3200));
     let awaited = candidate.queue.prompts[1].awaits.unwrap();
     // of the 4,803 tokens of the first one 3,200 are what they share
@@ -56,7 +56,7 @@ fn a_prompt_waits_for_the_one_that_computes_what_it_counts_on() {
     step(&mut scheduler, 1, 2048, 2);
     assert_eq!(queue(&mut scheduler), [(2048, 707), (0, 803)], "not yet");
     scheduler.end(RequestId(1), LegOutput::default(), 150.0).unwrap();
-    let candidate = &scheduler.candidates(&request, 0.0).candidates[0];
+    let candidate = &scheduler.candidates_at(&request, 0.0).candidates[0];
     assert_eq!(candidate.queue.prompts[0].awaits, None, "who is gone is not waited for");
 }
 
@@ -65,7 +65,7 @@ fn a_full_pool_has_room_when_answers_end_the_soonest_first() {
     let mut scheduler = scheduler(1);
     let room_ms = |scheduler: &mut Scheduler, blocks: u32| {
         let request = want(99, &keys(99, blocks, 0));
-        scheduler.candidates(&request, 300.0).candidates[0].queue.room_ms
+        scheduler.candidates_at(&request, 300.0).candidates[0].queue.room_ms
     };
     for (n, blocks) in [(1, 400), (2, 500)] {
         scheduler.place(&want(n, &keys(n, blocks, 0)), 0.0).unwrap();
@@ -119,7 +119,7 @@ fn prompts_that_a_worker_tells_of_stand_at_their_places_and_take_no_rows() {
     let load = Load { running: 2, waiting: 3, ..Load::default() };
     let heartbeat = Step { waiting_tokens: 8_000, ..report(0, 0, load) };
     let _ = scheduler.step(WorkerId(0), &heartbeat, Given::default(), 1.0);
-    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0).candidates[0];
+    let candidate = &scheduler.candidates_at(&want(2, &keys(2, 1, 0)), 2.0).candidates[0];
     let places: Vec<_> =
         candidate.queue.prompts.iter().map(|p| (p.from, p.left, p.prompts)).collect();
     assert_eq!((places[0], places[2]), ((2_000, 3_000, 1), (0, 700, 1)));
@@ -127,7 +127,7 @@ fn prompts_that_a_worker_tells_of_stand_at_their_places_and_take_no_rows() {
     assert_eq!(candidate.worker_load.rows, 2.0, "five, less three prompts");
     assert_eq!(candidate.worker_load.backlog_tokens, 1603.0 + 3_700.0);
     scheduler.other_prompts(WorkerId(0), &OtherPrompts::default());
-    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0).candidates[0];
+    let candidate = &scheduler.candidates_at(&want(2, &keys(2, 1, 0)), 2.0).candidates[0];
     assert_eq!((candidate.queue.prompts.len(), candidate.worker_load.rows), (1, 4.0));
 }
 
@@ -137,7 +137,7 @@ fn what_a_step_computed_of_others_is_no_progress_of_its_own() {
     scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts: vec![other(0, 5_000, 5_000)] });
     scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).unwrap();
     let left = |scheduler: &mut Scheduler| {
-        scheduler.candidates(&want(2, &keys(2, 1, 0)), 50.0).candidates[0]
+        scheduler.candidates_at(&want(2, &keys(2, 1, 0)), 50.0).candidates[0]
             .worker_load
             .backlog_tokens
     };
@@ -177,7 +177,7 @@ fn prompts_of_other_routers_stand_in_the_queue_with_its_own() {
     let load = Load { running: 1, waiting: 3, ..Load::default() };
     let heartbeat = Step { waiting_tokens: 8_000, ..report(0, 0, load) };
     let _ = scheduler.step(WorkerId(0), &heartbeat, Given::default(), 1.0);
-    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 2.0).candidates[0];
+    let candidate = &scheduler.candidates_at(&want(2, &keys(2, 1, 0)), 2.0).candidates[0];
     let foreign = QueuedPrompt { running: 0, left: 6_000, from: 0, prompts: 3, awaits: None };
     assert_eq!(candidate.queue.prompts[1], foreign, "three of the four that it has");
     assert_eq!(candidate.worker_load.backlog_tokens, 1603.0 + 6_000.0);
@@ -191,7 +191,7 @@ fn what_a_prompt_counts_on_is_there_with_its_last_token() {
     scheduler.place(&want(2, &keys(2, 250, 200)), 0.0).unwrap();
     let seen = |scheduler: &mut Scheduler| {
         let prompts =
-            scheduler.candidates(&want(3, &keys(3, 1, 0)), 0.0).candidates[0].queue.clone();
+            scheduler.candidates_at(&want(3, &keys(3, 1, 0)), 0.0).candidates[0].queue.clone();
         prompts.prompts.iter().map(|prompt| (prompt.from, prompt.running)).collect::<Vec<_>>()
     };
     assert_eq!(seen(&mut scheduler), [(2_048, 2_048), (3_200, 0)]);
@@ -212,7 +212,7 @@ fn the_tenth_of_a_queue_is_the_last_one_that_can_be_waited_for() {
         }
         let long = keys(50, 300, 0);
         scheduler.place(&want(50, &long), 0.0).unwrap();
-        let queue = &scheduler.candidates(&want(51, &long), 0.0).candidates[0].queue;
+        let queue = &scheduler.candidates_at(&want(51, &long), 0.0).candidates[0].queue;
         assert_eq!(queue.awaits.map(|awaited| awaited.place), awaits);
     }
 }
@@ -229,7 +229,7 @@ fn of_a_long_queue_the_tenth_stands_for_all_behind_it() {
     let prompts = [(3, 900), (3, 800), (11, 70), (99, 6)];
     let prompts = prompts.map(|(behind, left)| other(behind, 1_000, left)).to_vec();
     scheduler.other_prompts(WorkerId(0), &OtherPrompts { prompts });
-    let seen = scheduler.candidates(&want(99, &keys(99, 1, 0)), 0.0).candidates[0].queue.clone();
+    let seen = scheduler.candidates_at(&want(99, &keys(99, 1, 0)), 0.0).candidates[0].queue.clone();
     let ten: Vec<u32> = seen.prompts.iter().map(|prompt| prompt.running + prompt.left).collect();
     assert_eq!(ten[..9], [1_603, 1_603, 1_603, 900, 800, 1_603, 1_603, 1_603, 1_603]);
     assert_eq!(ten[9..], [6 * 1_603 + 70 + 6]);
@@ -238,7 +238,7 @@ fn of_a_long_queue_the_tenth_stands_for_all_behind_it() {
     let running = |seen: &PromptQueue| seen.prompts.iter().map(|p| p.running).sum::<u32>();
     assert_eq!(running(&seen), 1_603);
     step(&mut scheduler, 1, 1_603, 17);
-    let seen = scheduler.candidates(&want(99, &keys(99, 1, 0)), 0.0).candidates[0].queue.clone();
+    let seen = scheduler.candidates_at(&want(99, &keys(99, 1, 0)), 0.0).candidates[0].queue.clone();
     assert_eq!(running(&seen), 2_048);
     let left: u32 = seen.prompts.iter().map(|prompt| prompt.left).sum();
     assert_eq!(left, 12 * 1_603 + 900 + 800 + 70 + 6 - 2_048);

@@ -95,7 +95,7 @@ proptest! {
             scheduler.end(request, LegOutput::default(), now_ms);
         }
         prop_assert_eq!(scheduler.legs(), 0);
-        for worker in &scheduler.workers {
+        for worker in scheduler.workers.iter() {
             prop_assert_eq!((worker.booked_requests, worker.booked_tokens), (0, 0));
             prop_assert_eq!((worker.backlog_tokens(), worker.arriving_tokens, worker.pinned), (0, 0, 0));
             prop_assert_eq!(worker.worker_load(BLOCK, now_ms).blocks_used, 0.0);

@@ -101,7 +101,7 @@ fn a_decision_sees_what_a_worker_said_and_what_is_booked() {
     scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
     tell(&mut scheduler, 0, &report(1, 0, Load { blocks_cached: 40, ..running(3) }), 0.0);
     scheduler.workers[0].accepted = 1.5;
-    let seen = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 0.0).candidates[0];
+    let seen = &scheduler.candidates_at(&want(2, &keys(2, 1, 0)), 0.0).candidates[0];
     assert_eq!((seen.occupied, seen.booked_tokens), (3, 67 + 50));
     let WorkerLoad { blocks, blocks_cached, accepted, .. } = seen.worker_load;
     assert_eq!((blocks, blocks_cached, accepted), (1_000.0, 40.0, 1.5));
@@ -181,7 +181,7 @@ fn prompts_of_others_that_are_not_told_apart_are_of_one_length() {
     close(load(&scheduler, 0.0).backlog_context, context(0.0, 600.0) / 2.0);
     scheduler.place(&want(1, &keys(1, 1, 0)), 0.0).unwrap();
     tell(&mut scheduler, 0, &Step { waiting_tokens: 2, ..report(0, 0, load_of_two) }, 0.0);
-    let candidate = &scheduler.candidates(&want(2, &keys(2, 1, 0)), 0.0).candidates[0];
+    let candidate = &scheduler.candidates_at(&want(2, &keys(2, 1, 0)), 0.0).candidates[0];
     assert_eq!(candidate.queue.prompts.len(), 2, "half of them is a prompt, too");
 }
 

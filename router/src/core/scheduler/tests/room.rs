@@ -9,7 +9,7 @@ fn with_queue_ms(policy: PolicyName, worker_queue_ms: f64) -> Scheduler {
 }
 
 fn excluded(scheduler: &mut Scheduler, request: &PlacementRequest) -> Vec<Option<Exclusion>> {
-    scheduler.candidates(request, 0.0).candidates.iter().map(|c| c.excluded).collect()
+    scheduler.candidates_at(request, 0.0).candidates.iter().map(|c| c.excluded).collect()
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn blocks_that_are_there_already_are_not_waited_for() {
     let keys = keys(1, 300, 0);
     scheduler.place(&want(1, &keys), 0.0).unwrap();
     let awaits = |scheduler: &mut Scheduler| {
-        scheduler.candidates(&want(2, &keys), 0.0).candidates[0].queue.awaits.is_some()
+        scheduler.candidates_at(&want(2, &keys), 0.0).candidates[0].queue.awaits.is_some()
     };
     assert!(awaits(&mut scheduler));
     assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys), None);

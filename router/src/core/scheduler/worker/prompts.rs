@@ -119,11 +119,11 @@ impl<W> Worker<W> {
     ) {
         (queue.rule, queue.awaits) = (self.rule, None);
         queue.prompts.clear();
-        // only the first of them are told apart; thousands may wait, each for one before it
-        let line: Vec<InLine> = self.line().take(MOST_QUEUED).collect();
-        if line.is_empty() {
+        if !self.has_queue() {
             return;
         }
+        // only the first of them are told apart; thousands may wait, each for one before it
+        let line: Vec<InLine> = self.line().take(MOST_QUEUED).collect();
         let place_of = |awaits: AwaitedLeg| {
             let is_it = |place: &InLine| match *place {
                 InLine::Own(i) => self.prefills.get(i).request == awaits.request,
@@ -162,6 +162,21 @@ impl<W> Worker<W> {
             queue.push(QueuedPrompt { running: 0, left, from: 0, prompts, awaits: None });
         }
         queue.awaits = awaits.and_then(place_of);
+    }
+
+    /// [`Self::queue`] has prompts.
+    pub(in crate::core::scheduler) fn has_queue(&self) -> bool {
+        !self.prefills.is_empty() || self.others.len() > 0
+    }
+
+    /// How many.
+    pub(in crate::core::scheduler) fn waiting(&self) -> f64 {
+        if !self.has_queue() {
+            return 0.0;
+        }
+        let (theirs, foreign) = self.foreign();
+        let foreign = if theirs >= 1.0 { f64::from(foreign) } else { 0.0 };
+        self.prefills.len() as f64 + self.others.prompts() + foreign
     }
 
     /// What all prompts in the line amount to.
