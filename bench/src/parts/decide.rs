@@ -125,7 +125,8 @@ pub(crate) fn run(args: &DecideArgs) -> anyhow::Result<Report> {
     let begin = Instant::now();
     for n in 0..total {
         let due = gap * u32::try_from(n)?;
-        let clock = |moment: Instant| if args.own_clock { due } else { moment.duration_since(begin) };
+        let clock =
+            |moment: Instant| if args.own_clock { due } else { moment.duration_since(begin) };
         while steps * args.rate < n * steps_each {
             let started = Instant::now();
             bench.step(steps, clock(started));

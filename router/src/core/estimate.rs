@@ -9,7 +9,9 @@ mod queue;
 
 use serde::{Deserialize, Serialize};
 
-pub(super) use self::floor::{Asked, FloorTable, Floors, SURE, Standing, TokensThere};
+pub(super) use self::floor::{
+    CostFloors, FloorTable, FloorsAsked, SURE, TokensThere, WorkerStanding,
+};
 use self::lockstep::{GroupSteps, raised};
 use self::queue::behind;
 pub use self::queue::{Awaited, PromptQueue, QueuedPrompt};

@@ -16,7 +16,7 @@ use crate::core::candidate::{Candidate, Random};
 use crate::core::estimate::Estimate;
 
 pub use kv::Kv;
-pub(super) use kv::shortlist::{Eligible, Prospects, Shortlist};
+pub(super) use kv::shortlist::{Eligible, Prospects, Shortlist, soonest_ms};
 pub use least_loaded::LeastLoaded;
 pub use power_of_two::PowerOfTwo;
 pub use round_robin::RoundRobin;

@@ -19,11 +19,11 @@ const LANES: usize = 8;
 const TERMS: usize = 17;
 
 /// The same number of some workers.
-type Lane = [f64; LANES];
+type TermLane = [f64; LANES];
 
 /// A worker as its floor depends on it.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::core) struct Standing<'a> {
+pub(in crate::core) struct WorkerStanding<'a> {
     pub(in crate::core) role: Role,
     /// As it stands, but for the moment: `elapsed_ms` is not read.
     pub(in crate::core) worker_load: &'a WorkerLoad,
@@ -36,8 +36,8 @@ pub(in crate::core) struct Standing<'a> {
     pub(in crate::core) in_group: bool,
 }
 
-impl Standing<'_> {
-    /// The numbers that a floor is made of, in the order in which [`Asked::fill`] reads them. All 0, which makes the floor 0, where
+impl WorkerStanding<'_> {
+    /// The numbers that a floor is made of, in the order in which [`FloorsAsked::fill`] reads them. All 0, which makes the floor 0, where
     /// no estimate is known to be above it.
     fn terms(&self) -> [f64; TERMS] {
         let load = self.worker_load;
@@ -97,7 +97,7 @@ impl Standing<'_> {
 
 /// What a request asks of every worker, at one moment.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::core) struct Asked {
+pub(in crate::core) struct FloorsAsked {
     pub(in crate::core) prompt_tokens: f64,
     pub(in crate::core) output_tokens: f64,
     pub(in crate::core) block_tokens: f64,
@@ -106,11 +106,13 @@ pub(in crate::core) struct Asked {
     /// See [`WorkerLoad::reuse`].
     pub(in crate::core) reuse: f64,
     pub(in crate::core) now_ms: f64,
+    /// Others may compute its prompt: floors of decode legs are wanted, too.
+    pub(in crate::core) splits: bool,
 }
 
 /// What a placement costs each worker at least, in ms, by place.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Floors {
+pub(in crate::core) struct CostFloors {
     total_ms: Vec<f64>,
     ttft_ms: Vec<f64>,
     decode_leg_ms: Vec<f64>,
@@ -118,7 +120,7 @@ pub(in crate::core) struct Floors {
     sum_ms: f64,
 }
 
-impl Floors {
+impl CostFloors {
     /// Of [`Estimate::total_ms`].
     pub(in crate::core) fn total_ms(&self, place: usize) -> f64 {
         self.total_ms[place]
@@ -156,10 +158,16 @@ fn min(one: f64, other: f64) -> f64 {
     if one < other { one } else { other }
 }
 
-impl Asked {
-    /// Fills the floors of some workers. `has`: tokens of the prompt that each of them has, and those with what comes.
+impl FloorsAsked {
+    /// Fills the floors of some workers, those of decode legs if `LEGS`. `has`: tokens of the prompt that each of them has, and
+    /// those with what comes.
     #[inline(never)] // a call for itself, so that the compiler knows that nothing here is the same memory
-    fn fill(&self, terms: &[Lane; TERMS], [has, with_coming]: [&Lane; 2], floors: &mut [Lane; 4]) {
+    fn fill<const LEGS: bool>(
+        &self,
+        terms: &[TermLane; TERMS],
+        [has, with_coming]: [&TermLane; 2],
+        floors: &mut [TermLane; 4],
+    ) {
         let [total, ttft, decode_leg, sums] = floors;
         let [busy_ms, began_ms, around_ms, of_step, prefill_ms, context_ms, used, of_pool, ..] =
             terms;
@@ -196,11 +204,12 @@ impl Asked {
             ttft[i] = SURE * ttft_ms;
             total[i] = SURE * (ttft_ms + answer_ms + others_ms);
             sums[i] += total[i];
-            // a decode leg
-            let lacks = max(prompt - with_coming[i], 1.0);
-            let blocks = (lacks + answers[i] * output) / self.block_tokens;
-            let leg_ms = answer_ms + rows_ms + saturation_ms(blocks, answer_ms);
-            decode_leg[i] = SURE * leg_ms;
+            if LEGS {
+                let lacks = max(prompt - with_coming[i], 1.0);
+                let blocks = (lacks + answers[i] * output) / self.block_tokens;
+                let leg_ms = answer_ms + rows_ms + saturation_ms(blocks, answer_ms);
+                decode_leg[i] = SURE * leg_ms;
+            }
         }
     }
 }
@@ -238,12 +247,12 @@ impl TokensThere {
 /// The terms of all workers, by their places.
 #[derive(Debug, Default)]
 pub(in crate::core) struct FloorTable {
-    terms: Vec<[Lane; TERMS]>,
+    terms: Vec<[TermLane; TERMS]>,
 }
 
 impl FloorTable {
     /// How the worker at a place stands now. Places before it are there.
-    pub(in crate::core) fn set(&mut self, place: usize, standing: &Standing<'_>) {
+    pub(in crate::core) fn set(&mut self, place: usize, standing: &WorkerStanding<'_>) {
         let (group, lane) = (place / LANES, place % LANES);
         if group == self.terms.len() {
             self.terms.push([[0.0; LANES]; TERMS]);
@@ -254,8 +263,13 @@ impl FloorTable {
     }
 
     /// Fills `floors` for all workers.
-    pub(in crate::core) fn floors(&self, asked: &Asked, has: &TokensThere, floors: &mut Floors) {
-        let Floors { total_ms, ttft_ms, decode_leg_ms, sum_ms } = floors;
+    pub(in crate::core) fn floors(
+        &self,
+        asked: &FloorsAsked,
+        has: &TokensThere,
+        floors: &mut CostFloors,
+    ) {
+        let CostFloors { total_ms, ttft_ms, decode_leg_ms, sum_ms } = floors;
         for list in [&mut *total_ms, ttft_ms, decode_leg_ms] {
             list.resize(self.terms.len() * LANES, 0.0);
         }
@@ -266,7 +280,11 @@ impl FloorTable {
         for ((terms, (cached, with_coming)), ((total, ttft), decode_leg)) in
             self.terms.iter().zip(cached).zip(floors)
         {
-            asked.fill(terms, [cached, with_coming], &mut lanes);
+            if asked.splits {
+                asked.fill::<true>(terms, [cached, with_coming], &mut lanes);
+            } else {
+                asked.fill::<false>(terms, [cached, with_coming], &mut lanes);
+            }
             [*total, *ttft, *decode_leg, _] = lanes;
         }
         *sum_ms = lanes[3].iter().sum();

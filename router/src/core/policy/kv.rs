@@ -41,7 +41,7 @@ impl Kv {
         let session = options.ask.session;
         let least = least_each.iter().copied().fold(f64::INFINITY, f64::min);
         let enough = least * (1.0 + TIE);
-        let turns = Turns { last: self.last, session };
+        let turns = EqualsTurn { last: self.last, session };
         let whole = turns.next(&mut (), &options.wholes, named, |(), i| least_each[i] <= enough);
         let whole = whole.unwrap_or(0); // all costs are NaN: a worker lies about its speed, and the audit is to find it
         self.last = Some(options.wholes[whole].candidate.id);
@@ -52,7 +52,7 @@ impl Kv {
             for (prefill, cost) in costs.pairs(whole) {
                 is_equal[prefill] = cost <= enough;
             }
-            let turns = Turns { last: self.last_prefill, session };
+            let turns = EqualsTurn { last: self.last_prefill, session };
             turns.next(&mut (), &options.prefills, named, |(), i| is_equal[i])
         };
         if let Some(prefill) = prefill {
@@ -64,27 +64,27 @@ impl Kv {
 }
 
 /// What a turn goes by: a worker's number, and the digest of its name.
-type Named = (WorkerId, u64);
+type TurnName = (WorkerId, u64);
 
-fn named((): &(), choosable: &Choosable<'_>) -> Named {
+fn named((): &(), choosable: &Choosable<'_>) -> TurnName {
     let Candidate { id, name, .. } = choosable.candidate;
     (*id, name.digest())
 }
 
 /// Whose turn it is among equals.
-struct Turns {
+struct EqualsTurn {
     last: Option<WorkerId>,
     session: Option<u64>,
 }
 
-impl Turns {
+impl EqualsTurn {
     /// Index into `workers`, which are in the order of their ids. As few as possible are asked whether they are among the equals;
     /// both questions go to `whom`.
     fn next<S, T>(
         &self,
         whom: &mut S,
         workers: &[T],
-        named: impl Fn(&S, &T) -> Named,
+        named: impl Fn(&S, &T) -> TurnName,
         mut is_equal: impl FnMut(&mut S, usize) -> bool,
     ) -> Option<usize> {
         let Some(session) = self.session else {

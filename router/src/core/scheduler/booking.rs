@@ -10,7 +10,7 @@ use super::worker::list::Workers;
 use super::{
     Begun, Ended, LegOutput, NotPlaced, Placement, PlacementRequest, PrefillLeg, Scheduler,
 };
-use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId};
+use crate::core::candidate::{Ask, Candidate, WorkerId};
 use crate::core::decision::{Decision, LeftOut, decide};
 use crate::core::estimate::Estimate;
 use crate::core::frame::{RequestId, Role};
@@ -129,24 +129,6 @@ impl<W> Scheduler<W> {
             self.lease(half.request, lease_ms);
         }
         expected_block_seconds
-    }
-
-    /// What a placement would be predicted to take to the first token, wherever it is soonest; `None` without workers.
-    #[must_use]
-    pub fn soonest_ms(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Option<f64> {
-        let ask = self.ask(wanted, now_ms);
-        let asking = self.asking(wanted, &ask, now_ms);
-        let weighed = self.candidates(&asking);
-        let usable = |c: &&Candidate| match c.excluded {
-            None | Some(Exclusion::Full | Exclusion::Backlog) => true,
-            Some(Exclusion::Closed | Exclusion::Failed | Exclusion::NoTransfer) => false,
-        };
-        let usable = || weighed.candidates.iter().filter(usable);
-        let can_pull = usable().any(|c| c.sources.is_some());
-        let soonest = usable().filter(|c| can_pull || c.decodes()).map(|c| c.estimate(&ask));
-        let soonest = soonest.map(|estimate| estimate.ttft_ms()).min_by(f64::total_cmp);
-        self.weighed = weighed;
-        soonest
     }
 
     /// The first token of a leg came; the worker says how much of its prompt was in its own cache. A prefill leg has done

@@ -5,7 +5,7 @@ mod prospects;
 use std::sync::Arc;
 
 pub(super) use self::prospects::ProspectLists;
-use self::prospects::Seen;
+use self::prospects::SeenWorkers;
 use super::holdings::Found;
 use super::worker::Worker;
 use super::worker::answers::Wanted;
@@ -15,7 +15,7 @@ use crate::core::candidate::{Ask, Candidate, Exclusion, digest};
 use crate::core::decision::{LeftOut, Weighed};
 use crate::core::estimate::{Demand, PromptQueue, WorkerLoad, estimate, prefill_leg};
 use crate::core::frame::Role;
-use crate::core::policy::{Policy, PolicyName, Shortlist};
+use crate::core::policy::{Policy, PolicyName, Shortlist, soonest_ms};
 
 /// For a request that makes way for others, a queue of this share of `worker_queue_ms` is long already. A guess.
 const YIELDING_QUEUE: f64 = 0.75;
@@ -25,7 +25,7 @@ const FEW: usize = 16;
 const LONG_TOKENS: u32 = 500_000;
 
 /// What a decision asks of each worker, and what it knows beside the workers.
-pub(super) struct Asking<'a> {
+pub(super) struct PlacementView<'a> {
     pub(super) wanted: &'a PlacementRequest,
     /// Of the blocks that a cache can give.
     pub(super) keys: &'a [u64],
@@ -40,7 +40,7 @@ pub(super) struct Asking<'a> {
     pub(super) now_ms: f64,
 }
 
-impl Asking<'_> {
+impl PlacementView<'_> {
     /// How a worker stands now, but for others of its group.
     pub(super) fn worker_load(&self, outline: &Outline) -> WorkerLoad {
         let pressure = self.pressure[usize::from(outline.decodes())];
@@ -86,7 +86,7 @@ impl<W> Scheduler<W> {
         wanted: &'a PlacementRequest,
         ask: &Ask,
         now_ms: f64,
-    ) -> Asking<'a> {
+    ) -> PlacementView<'a> {
         let usable = if wanted.reuses {
             usable_blocks(wanted.prompt_tokens, &wanted.keys, self.block_tokens)
         } else {
@@ -104,27 +104,28 @@ impl<W> Scheduler<W> {
         }
         let reuse = (1.0 - self.demand.uncached_share).max(0.0);
         let failed_by_all = self.failed_by_all(wanted);
-        Asking { wanted, keys, pressure, reuse, splits, failed_by_all, now_ms }
+        PlacementView { wanted, keys, pressure, reuse, splits, failed_by_all, now_ms }
     }
 
     /// The workers that a choice has to look at, as candidates, and those that are left out: `all` of them, or as few as do not
     /// change what is chosen and kept.
     pub(super) fn weigh(
         &mut self,
-        asking: &Asking<'_>,
+        asking: &PlacementView<'_>,
         ask: &Ask,
         all: bool,
     ) -> (Weighed, LeftOut) {
-        let few = !all && self.workers.len() > FEW && !self.workers.has_ranks();
-        let may_shorten = few && asking.wanted.prompt_tokens < LONG_TOKENS;
-        if let (true, Policy::Kv(kv)) = (may_shorten, &self.chooser.policy) {
+        if !all
+            && self.has_floors(asking)
+            && let Policy::Kv(kv) = &self.chooser.policy
+        {
             let load = |place: usize| {
                 let outline = &self.workers.outlines()[place];
                 (asking.exclusion(outline).is_some(), asking.worker_load(outline))
             };
             let held_back = self.held_back(asking.wanted.yields, load);
             let (mut lists, mut eligible) = std::mem::take(&mut self.prospects);
-            let mut seen = Seen::of(self, asking, ask, &mut lists, held_back, &mut eligible);
+            let mut seen = SeenWorkers::of(self, asking, ask, &mut lists, held_back, &mut eligible);
             let shortlist = kv.shortlist(&mut seen, &eligible, ask);
             self.prospects = (lists, eligible);
             if let Some(Shortlist { places, left_out }) = shortlist {
@@ -136,8 +137,45 @@ impl<W> Scheduler<W> {
         (self.candidates(asking), LeftOut::default())
     }
 
+    /// There are floors of what workers cost, and enough workers to go by them.
+    fn has_floors(&self, asking: &PlacementView<'_>) -> bool {
+        let ranks = self.workers.has_ranks();
+        !ranks && self.workers.len() > FEW && asking.wanted.prompt_tokens < LONG_TOKENS
+    }
+
+    /// What a placement would be predicted to take to the first token, wherever it is soonest; `None` without workers.
+    #[must_use]
+    pub fn soonest_ms(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Option<f64> {
+        let ask = self.ask(wanted, now_ms);
+        let asking = self.asking(wanted, &ask, now_ms);
+        let usable = |excluded: Option<Exclusion>| match excluded {
+            None | Some(Exclusion::Full | Exclusion::Backlog) => true,
+            Some(Exclusion::Closed | Exclusion::Failed | Exclusion::NoTransfer) => false,
+        };
+        let outlines = || self.workers.outlines().iter().enumerate();
+        let usable = || outlines().filter(|(_, one)| usable(asking.exclusion(one)));
+        let can_pull = usable().any(|(_, one)| asking.can_pull(one));
+        let usable = usable().filter(|(_, one)| can_pull || one.decodes());
+        let places: Vec<usize> = usable.map(|(place, _)| place).collect();
+        if self.has_floors(&asking) {
+            let (mut lists, mut eligible) = std::mem::take(&mut self.prospects);
+            let mut seen =
+                SeenWorkers::of(self, &asking, &ask, &mut lists, [false; 2], &mut eligible);
+            let soonest = soonest_ms(&mut seen, &places);
+            self.prospects = (lists, eligible);
+            if soonest.is_some() {
+                return soonest;
+            }
+        }
+        let weighed = self.candidates(&asking);
+        let ttfts = places.iter().map(|place| weighed.candidates[*place].estimate(&ask).ttft_ms());
+        let soonest = ttfts.min_by(f64::total_cmp);
+        self.weighed = weighed;
+        soonest
+    }
+
     /// All workers as candidates.
-    pub(super) fn candidates(&mut self, asking: &Asking<'_>) -> Weighed {
+    pub(super) fn candidates(&mut self, asking: &PlacementView<'_>) -> Weighed {
         let mut weighed = self.described(asking, 0..self.workers.len());
         let candidates = &mut weighed.candidates;
         self.meet_ranks(candidates, asking.now_ms);
@@ -154,7 +192,7 @@ impl<W> Scheduler<W> {
     /// so does the memory of its queue.
     fn described(
         &mut self,
-        asking: &Asking<'_>,
+        asking: &PlacementView<'_>,
         places: impl ExactSizeIterator<Item = usize>,
     ) -> Weighed {
         let mut weighed = std::mem::take(&mut self.weighed);
@@ -169,7 +207,7 @@ impl<W> Scheduler<W> {
     fn describe(
         &self,
         place: usize,
-        asking: &Asking<'_>,
+        asking: &PlacementView<'_>,
         candidates: &mut Vec<Candidate>,
         at: usize,
     ) {
@@ -200,7 +238,7 @@ impl<W> Scheduler<W> {
     pub(super) fn queue_of(
         &self,
         worker: &Worker<W>,
-        asking: &Asking<'_>,
+        asking: &PlacementView<'_>,
         worker_load: &WorkerLoad,
         found: &Found,
         queue: &mut PromptQueue,

@@ -82,12 +82,12 @@ fn demand() -> impl Strategy<Value = Demand> {
     })
 }
 
-fn floors(states: &[State], demand: &Demand, pressure: [f64; 2], reuse: f64) -> Floors {
+fn floors(states: &[State], demand: &Demand, pressure: [f64; 2], reuse: f64) -> CostFloors {
     let mut table = FloorTable::default();
     for (place, state) in states.iter().enumerate() {
         table.set(
             place,
-            &Standing {
+            &WorkerStanding {
                 role: state.role,
                 worker_load: &state.worker_load,
                 began_ms: state.began_ms,
@@ -97,15 +97,16 @@ fn floors(states: &[State], demand: &Demand, pressure: [f64; 2], reuse: f64) -> 
             },
         );
     }
-    let asked = Asked {
+    let asked = FloorsAsked {
         prompt_tokens: demand.prompt_tokens,
         output_tokens: demand.output_tokens,
         block_tokens: demand.block_tokens,
         pressure,
         reuse,
         now_ms: NOW_MS,
+        splits: true,
     };
-    let (mut floors, mut has) = (Floors::default(), TokensThere::default());
+    let (mut floors, mut has) = (CostFloors::default(), TokensThere::default());
     for (cached, with_coming) in has.of_all(states.len()) {
         (*cached, *with_coming) = (demand.cached_tokens, demand.cached_tokens);
     }

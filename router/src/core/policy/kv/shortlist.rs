@@ -6,11 +6,11 @@
 
 mod pairs;
 
-use self::pairs::Sources;
-use super::{Kv, Named, TIE, Turns};
+use self::pairs::PrefillFloors;
+use super::{EqualsTurn, Kv, TIE, TurnName};
 use crate::core::candidate::{Ask, Exclusion, WorkerId};
 use crate::core::decision::{KEPT, LeftOut};
-use crate::core::estimate::{Estimate, Floors, coarse};
+use crate::core::estimate::{CostFloors, Estimate, coarse};
 
 /// Workers beside the kept ones of a kind that a choice may name or need: of the best so many, one at least is left out if any is.
 const NAMED: usize = 6;
@@ -20,9 +20,9 @@ pub(in crate::core) trait Prospects {
     /// It takes the KV of prompts that others compute.
     fn can_pull(&self, place: usize) -> bool;
     /// What turns go by.
-    fn named(&self, place: usize) -> Named;
+    fn named(&self, place: usize) -> TurnName;
     /// What each costs at least; what it costs, once it was estimated.
-    fn floors(&self) -> &Floors;
+    fn floors(&self) -> &CostFloors;
     /// What it costs.
     fn estimate(&mut self, place: usize) -> Estimate;
     /// What a pair with this decode worker costs at least beside the prompt, if each prefill worker has at least so many tokens of
@@ -93,7 +93,7 @@ impl Kv {
         ask: &Ask,
     ) -> Option<Shortlist> {
         let mut search =
-            Search { prospects, eligible, latest_ms: f64::INFINITY, places: Vec::new() };
+            ShortlistSearch { prospects, eligible, latest_ms: f64::INFINITY, places: Vec::new() };
         let best = [false, true].map(|decodes| search.keep_best(decodes));
         search.run(self, ask, &best[1])?;
         let left_out = search.left_out(&best);
@@ -102,7 +102,7 @@ impl Kv {
     }
 }
 
-struct Search<'a, P> {
+struct ShortlistSearch<'a, P> {
     prospects: &'a mut P,
     eligible: &'a Eligible,
     /// The first token has to come by then.
@@ -113,11 +113,11 @@ struct Search<'a, P> {
 
 /// The least that some worker costs, as far as it is known: between two bounds.
 #[derive(Clone, Copy)]
-struct Least {
+struct LeastCost {
     ms: [f64; 2],
 }
 
-impl Least {
+impl LeastCost {
     /// Whether a cost counts as equal; `None` if that is not known.
     fn equals(&self, ms: f64) -> Option<bool> {
         let [surely, at_most] = self.ms.map(|least_ms| ms <= least_ms * (1.0 + TIE));
@@ -125,12 +125,18 @@ impl Least {
     }
 }
 
-impl<P: Prospects> Search<'_, P> {
+impl<P: Prospects> ShortlistSearch<'_, P> {
     /// Finds all that the choice depends on, or names. `best`: some of the best that generate.
     fn run(&mut self, kv: &Kv, ask: &Ask, best: &[usize]) -> Option<()> {
         let wholes = self.eligible.wholes();
-        let puller = wholes.iter().copied().find(|whole| self.prospects.can_pull(*whole));
-        let prefills = if puller.is_some() { self.eligible.prefills() } else { &[] };
+        let mut prefills = self.eligible.prefills();
+        let mut puller = None;
+        if !prefills.is_empty() {
+            puller = wholes.iter().copied().find(|whole| self.prospects.can_pull(*whole));
+        }
+        if puller.is_none() {
+            prefills = &[];
+        }
         if prefills.is_empty() && ask.deadline_ms.is_none() {
             let least = self.about_least(best)?;
             if let Some(whole) = self.whose_turn(kv, ask.session, least) {
@@ -143,7 +149,7 @@ impl<P: Prospects> Search<'_, P> {
             self.be_in_time(prefills, deadline_ms);
         }
         let (alone_ms, alone) = self.best_alone();
-        let sources = Sources::of(self, prefills);
+        let sources = PrefillFloors::of(self, prefills);
         let pair = self.best_pair(wholes, &sources);
         let least_ms = pair.map_or(alone_ms, |pair| alone_ms.min(pair.ms));
         if !least_ms.is_finite() {
@@ -165,7 +171,7 @@ impl<P: Prospects> Search<'_, P> {
         self.places.push(whole);
         self.places.extend(alone);
         self.places.extend(pair.into_iter().flat_map(|pair| [pair.prefill, pair.decode]));
-        self.places.extend(puller.filter(|_| !prefills.is_empty()));
+        self.places.extend(puller);
         self.tidy();
         Some(())
     }
@@ -185,12 +191,12 @@ impl<P: Prospects> Search<'_, P> {
     ) -> Option<usize> {
         let named = |search: &&mut Self, place: &usize| search.prospects.named(*place);
         let is_equal = |search: &mut &mut Self, i: usize| is_equal(search, places[i]);
-        let next = Turns { last, session }.next(&mut &mut *self, places, named, is_equal);
+        let next = EqualsTurn { last, session }.next(&mut &mut *self, places, named, is_equal);
         next.map(|i| places[i])
     }
 
     /// Whose turn it is where each is alone and none is late; `None` if the least has to be known better.
-    fn whose_turn(&mut self, kv: &Kv, session: Option<u64>, least: Least) -> Option<usize> {
+    fn whose_turn(&mut self, kv: &Kv, session: Option<u64>, least: LeastCost) -> Option<usize> {
         let mut is_known = true;
         let mut equals = |ms: f64| {
             is_known &= least.equals(ms).is_some();
@@ -209,8 +215,8 @@ impl<P: Prospects> Search<'_, P> {
         whole.filter(|_| is_known)
     }
 
-    /// What the cheapest worker alone costs, between the lowest floor and the best of those that were estimated.
-    fn about_least(&mut self, best: &[usize]) -> Option<Least> {
+    /// What the cheapest worker alone costs, between the lowest floor and the best of those that the choice is among.
+    fn about_least(&mut self, best: &[usize]) -> Option<LeastCost> {
         let wholes = self.eligible.wholes();
         let (mut lowest_ms, mut lowest) = (f64::INFINITY, *wholes.first()?);
         for &place in wholes {
@@ -220,47 +226,22 @@ impl<P: Prospects> Search<'_, P> {
             }
         }
         self.places.push(lowest);
-        let known =
-            best.iter().chain([&lowest]).map(|place| self.prospects.estimate(*place).total_ms());
+        let known = best
+            .iter()
+            .take(KEPT)
+            .chain([&lowest])
+            .map(|place| self.prospects.estimate(*place).total_ms());
         let least_ms = known.fold(f64::INFINITY, f64::min);
-        least_ms.is_finite().then_some(Least { ms: [lowest_ms.min(least_ms), least_ms] })
+        least_ms.is_finite().then_some(LeastCost { ms: [lowest_ms.min(least_ms), least_ms] })
     }
 
     /// Only who gives the first token in time counts, or those that are soonest.
     fn be_in_time(&mut self, prefills: &[usize], deadline_ms: f64) {
         let all: Vec<_> = self.eligible.wholes().iter().chain(prefills).copied().collect();
-        let ttft_ms = |prospects: &mut P, place| Some(prospects.estimate(place).ttft_ms());
-        let (soonest_ms, at) = self.least(&all, Floors::ttft_ms, ttft_ms);
+        let (soonest_ms, at) = soonest(self.prospects, &all);
         self.places.extend(at);
         let in_time = soonest_ms <= deadline_ms;
         self.latest_ms = if in_time { deadline_ms } else { soonest_ms * (1.0 + TIE) };
-    }
-
-    /// The least of some workers' values, and whose it is. A worker without a value is passed over; `floor` is what a value is at
-    /// least.
-    fn least(
-        &mut self,
-        places: &[usize],
-        floor: impl Fn(&Floors, usize) -> f64,
-        value: impl Fn(&mut P, usize) -> Option<f64>,
-    ) -> (f64, Option<usize>) {
-        let mut lowest = (f64::INFINITY, None);
-        for &place in places {
-            let floor = floor(self.prospects.floors(), place);
-            if floor < lowest.0 {
-                lowest = (floor, Some(place));
-            }
-        }
-        let mut least = (f64::INFINITY, None);
-        for &place in lowest.1.iter().chain(places) {
-            if floor(self.prospects.floors(), place) < least.0
-                && let Some(value) = value(self.prospects, place)
-                && value < least.0
-            {
-                least = (value, Some(place));
-            }
-        }
-        least
     }
 
     fn best_alone(&mut self) -> (f64, Option<usize>) {
@@ -270,7 +251,7 @@ impl<P: Prospects> Search<'_, P> {
             let estimate = may_be.then(|| prospects.estimate(place))?;
             (estimate.ttft_ms() <= latest_ms).then(|| estimate.total_ms())
         };
-        self.least(self.eligible.wholes(), Floors::total_ms, in_time_ms)
+        least(self.prospects, self.eligible.wholes(), CostFloors::total_ms, in_time_ms)
     }
 
     /// It is in time, and costs no more than this alone.
@@ -296,11 +277,11 @@ impl<P: Prospects> Search<'_, P> {
 
     /// So many of `all` that cost least, the first ones of equals.
     fn best(&mut self, all: &[usize], most: usize) -> Vec<usize> {
-        let mut lowest = Best::new(most);
+        let mut lowest = BestPlaces::new(most);
         for &place in all {
             lowest.add(self.prospects.floors().total_ms(place), place);
         }
-        let mut best = Best::new(most);
+        let mut best = BestPlaces::new(most);
         for &(_, place) in &lowest.list {
             best.add(self.prospects.estimate(place).total_ms(), place);
         }
@@ -330,15 +311,54 @@ impl<P: Prospects> Search<'_, P> {
     }
 }
 
+/// The soonest first token that some workers give; `None` if there are none, or some cost is no number.
+pub(in crate::core) fn soonest_ms(prospects: &mut impl Prospects, places: &[usize]) -> Option<f64> {
+    let (ms, place) = soonest(prospects, places);
+    place.filter(|_| !prospects.floors().has_nonsense()).map(|_| ms)
+}
+
+fn soonest(prospects: &mut impl Prospects, places: &[usize]) -> (f64, Option<usize>) {
+    least(prospects, places, CostFloors::ttft_ms, |prospects, place| {
+        Some(prospects.estimate(place).ttft_ms())
+    })
+}
+
+/// The least of some workers' values, and whose it is. A worker without a value is passed over; `floor` is what a value is at
+/// least.
+fn least<P: Prospects>(
+    prospects: &mut P,
+    places: &[usize],
+    floor: impl Fn(&CostFloors, usize) -> f64,
+    value: impl Fn(&mut P, usize) -> Option<f64>,
+) -> (f64, Option<usize>) {
+    let mut lowest = (f64::INFINITY, None);
+    for &place in places {
+        let floor = floor(prospects.floors(), place);
+        if floor < lowest.0 {
+            lowest = (floor, Some(place));
+        }
+    }
+    let mut least = (f64::INFINITY, None);
+    for &place in lowest.1.iter().chain(places) {
+        if floor(prospects.floors(), place) < least.0
+            && let Some(value) = value(prospects, place)
+            && value < least.0
+        {
+            least = (value, Some(place));
+        }
+    }
+    least
+}
+
 /// The least of some values, with their places: in order, the first places first of equals.
-struct Best {
+struct BestPlaces {
     most: usize,
     list: Vec<(f64, usize)>,
     /// That of the last one, once there are so many.
     last: (f64, usize),
 }
 
-impl Best {
+impl BestPlaces {
     fn new(most: usize) -> Self {
         let last = if most > 0 { (f64::INFINITY, usize::MAX) } else { (f64::NEG_INFINITY, 0) };
         Self { most, list: Vec::with_capacity(most + 1), last }

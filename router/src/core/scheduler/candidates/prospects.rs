@@ -1,10 +1,10 @@
 //! The workers as a choice among many looks at them: floors of all, estimates of those that it asks for.
 
-use super::Asking;
+use super::PlacementView;
 use crate::core::candidate::{Ask, Exclusion, WorkerId};
 use crate::core::estimate::{
-    Asked, DecodeLeg, Estimate, Floors, PromptQueue, Source, TokensThere, WorkerLoad, last_tokens,
-    of_role,
+    CostFloors, DecodeLeg, Estimate, FloorsAsked, PromptQueue, Source, TokensThere, WorkerLoad,
+    last_tokens, of_role,
 };
 use crate::core::policy::{Eligible, Prospects};
 use crate::core::scheduler::Scheduler;
@@ -13,29 +13,32 @@ use crate::core::scheduler::Scheduler;
 #[derive(Debug, Default)]
 pub(in crate::core::scheduler) struct ProspectLists {
     has: TokensThere,
-    floors: Floors,
-    estimates: Known<Estimate>,
-    decode_legs: Known<DecodeLeg>,
+    floors: CostFloors,
+    estimates: KnownOf<Estimate>,
+    decode_legs: KnownOf<DecodeLeg>,
     queue: PromptQueue,
 }
 
 /// What is known of some workers.
 #[derive(Debug)]
-struct Known<T> {
+struct KnownOf<T> {
     /// By the worker's place, one more than the place among the values; 0 if there is none.
     at: Vec<u32>,
     values: Vec<T>,
+    /// Places of those that have one.
+    known: Vec<usize>,
 }
 
-impl<T> Default for Known<T> {
+impl<T> Default for KnownOf<T> {
     fn default() -> Self {
-        Self { at: Vec::new(), values: Vec::new() }
+        Self { at: Vec::new(), values: Vec::new(), known: Vec::new() }
     }
 }
 
-impl<T: Copy> Known<T> {
+impl<T: Copy> KnownOf<T> {
+    /// Nothing is known, of so many workers.
     fn begin(&mut self, workers: usize) {
-        self.at.clear();
+        self.known.drain(..).for_each(|place| self.at[place] = 0);
         self.at.resize(workers, 0);
         self.values.clear();
     }
@@ -48,22 +51,23 @@ impl<T: Copy> Known<T> {
     fn put(&mut self, place: usize, value: T) -> T {
         self.values.push(value);
         self.at[place] = u32::try_from(self.values.len()).expect("each worker once");
+        self.known.push(place);
         value
     }
 }
 
 /// See the head of this file.
-pub(super) struct Seen<'a, W> {
+pub(super) struct SeenWorkers<'a, W> {
     scheduler: &'a Scheduler<W>,
-    asking: &'a Asking<'a>,
+    asking: &'a PlacementView<'a>,
     ask: &'a Ask,
     lists: &'a mut ProspectLists,
 }
 
-impl<'a, W> Seen<'a, W> {
+impl<'a, W> SeenWorkers<'a, W> {
     pub(super) fn of(
         scheduler: &'a Scheduler<W>,
-        asking: &'a Asking<'a>,
+        asking: &'a PlacementView<'a>,
         ask: &'a Ask,
         lists: &'a mut ProspectLists,
         held_back: [bool; 2],
@@ -88,19 +92,22 @@ impl<'a, W> Seen<'a, W> {
             eligible.add(place, decodes, excluded);
             let found = scheduler.overlaps.at(&outline.places);
             *cached = tokens(found.cached());
-            *with_coming = tokens(found.cached().max(found.pulled));
+            if asking.splits {
+                *with_coming = tokens(found.cached().max(found.pulled));
+            }
         }
-        let asked = Asked {
+        let asked = FloorsAsked {
             prompt_tokens: ask.prompt_tokens.into(),
             output_tokens: ask.output_tokens,
             block_tokens: ask.block_tokens.into(),
             pressure: asking.pressure,
             reuse: asking.reuse,
             now_ms: asking.now_ms,
+            splits: asking.splits,
         };
         scheduler.workers.floors().floors(&asked, &lists.has, &mut lists.floors);
         lists.estimates.begin(outlines.len());
-        lists.decode_legs.begin(if ask.block_bytes > 0 { outlines.len() } else { 0 });
+        lists.decode_legs.begin(outlines.len());
     }
 
     /// How a worker stands now, with its queue in `lists.queue`.
@@ -133,7 +140,7 @@ impl<'a, W> Seen<'a, W> {
     }
 }
 
-impl<W> Prospects for Seen<'_, W> {
+impl<W> Prospects for SeenWorkers<'_, W> {
     fn can_pull(&self, place: usize) -> bool {
         self.asking.can_pull(&self.scheduler.workers.outlines()[place])
     }
@@ -143,7 +150,7 @@ impl<W> Prospects for Seen<'_, W> {
         (outline.id, outline.digest)
     }
 
-    fn floors(&self) -> &Floors {
+    fn floors(&self) -> &CostFloors {
         &self.lists.floors
     }
 

@@ -5,7 +5,7 @@ use std::ops::{Deref, Index, IndexMut};
 
 use super::Worker;
 use super::outline::Outline;
-use crate::core::estimate::{FloorTable, Standing};
+use crate::core::estimate::{FloorTable, WorkerStanding};
 use crate::core::frame::Role;
 
 /// See the head of this file. As a slice, the workers in the order of their ids.
@@ -114,7 +114,7 @@ impl<W> Workers<W> {
             let outline = Outline::of(worker, block_tokens);
             self.floors.set(
                 place,
-                &Standing {
+                &WorkerStanding {
                     role: worker.role,
                     worker_load: &outline.worker_load,
                     began_ms: worker.step_began_ms,

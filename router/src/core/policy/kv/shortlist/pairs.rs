@@ -1,18 +1,18 @@
 //! The pairs that a choice has to look at. What a pair costs has a part of the decode worker, a part of the prefill worker, and the
 //! transfer between them, so that floors of all three tell most pairs apart from the best one.
 
-use super::{Prospects, Search};
+use super::{Prospects, ShortlistSearch};
 use crate::core::estimate::SURE;
 
 /// A pair, and what it costs in all.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pair {
+pub(super) struct FoundPair {
     pub(super) ms: f64,
     pub(super) decode: usize,
     pub(super) prefill: usize,
 }
 
-impl Pair {
+impl FoundPair {
     /// It comes first in the order in which all pairs are walked through.
     fn is_before(&self, other: &Self) -> bool {
         let order = |pair: &Self| (pair.decode, pair.prefill);
@@ -21,14 +21,14 @@ impl Pair {
 }
 
 /// The prefill workers that may be in time, those with the lowest floors first.
-pub(super) struct Sources {
+pub(super) struct PrefillFloors {
     floors: Vec<(f64, usize)>,
     /// Tokens that each computes in its last step at least.
     last_tokens: f64,
 }
 
-impl Sources {
-    pub(super) fn of<P: Prospects>(search: &Search<'_, P>, prefills: &[usize]) -> Self {
+impl PrefillFloors {
+    pub(super) fn of<P: Prospects>(search: &ShortlistSearch<'_, P>, prefills: &[usize]) -> Self {
         let (mut floors, mut last_tokens) = (Vec::with_capacity(prefills.len()), f64::INFINITY);
         for &place in prefills {
             let known = search.prospects.floors();
@@ -42,7 +42,7 @@ impl Sources {
     }
 }
 
-impl<P: Prospects> Search<'_, P> {
+impl<P: Prospects> ShortlistSearch<'_, P> {
     /// What a pair costs whose prefill worker is in time.
     pub(super) fn pair_ms(&mut self, prefill: usize, decode: usize) -> Option<f64> {
         let in_time = self.prospects.estimate(prefill).ttft_ms() <= self.latest_ms;
@@ -50,7 +50,11 @@ impl<P: Prospects> Search<'_, P> {
     }
 
     /// The best pair, the first one of equals.
-    pub(super) fn best_pair(&mut self, wholes: &[usize], sources: &Sources) -> Option<Pair> {
+    pub(super) fn best_pair(
+        &mut self,
+        wholes: &[usize],
+        sources: &PrefillFloors,
+    ) -> Option<FoundPair> {
         let mut floors = Vec::with_capacity(wholes.len());
         let mut lowest: Option<(f64, usize)> = None;
         for &decode in wholes {
@@ -62,7 +66,7 @@ impl<P: Prospects> Search<'_, P> {
                 }
             }
         }
-        let mut best: Option<Pair> = None;
+        let mut best: Option<FoundPair> = None;
         for &(floor_ms, decode) in lowest.iter().chain(&floors) {
             for &(source_ms, prefill) in &sources.floors {
                 let best_ms = best.map_or(f64::INFINITY, |best| best.ms);
@@ -73,7 +77,7 @@ impl<P: Prospects> Search<'_, P> {
                     continue;
                 }
                 if let Some(ms) = self.pair_ms(prefill, decode) {
-                    let pair = Pair { ms, decode, prefill };
+                    let pair = FoundPair { ms, decode, prefill };
                     if ms < f64::INFINITY && best.is_none_or(|best| pair.is_before(&best)) {
                         best = Some(pair);
                     }
@@ -87,7 +91,7 @@ impl<P: Prospects> Search<'_, P> {
     pub(super) fn is_enough_with_any(
         &mut self,
         decode: usize,
-        sources: &Sources,
+        sources: &PrefillFloors,
         enough_ms: f64,
     ) -> bool {
         if sources.floors.is_empty() || !self.prospects.can_pull(decode) {
