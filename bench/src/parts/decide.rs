@@ -81,8 +81,8 @@ pub(crate) struct Report {
     hash_us: Micros,
     /// Of it, the rest: overlaps of all workers, estimates, choice, booking.
     place_us: Micros,
-    /// A Step frame taken in, in us.
-    step_us: Micros,
+    /// A Step frame taken in, in us; `None` without any.
+    step_us: Option<Micros>,
     /// Share of a core that everything together took, the making of prompts left out.
     core_share: f64,
     hit_rate: f64,
@@ -162,7 +162,7 @@ pub(crate) fn run(args: &DecideArgs) -> anyhow::Result<Report> {
         decision_us: Micros::of(&whole)?,
         hash_us: Micros::of(&hash)?,
         place_us: Micros::of(&place)?,
-        step_us: Micros::of(&step)?,
+        step_us: (!step.is_empty()).then(|| Micros::of(&step)).transpose()?,
         core_share: (cpu_seconds(own)? - cpu_before - making) / wall,
         hit_rate: bench.cached as f64 / bench.asked.max(1) as f64,
         split_rate: bench.split as f64 / total.max(1) as f64,

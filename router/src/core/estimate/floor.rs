@@ -149,6 +149,15 @@ impl CostFloors {
     }
 }
 
+#[cfg(test)]
+impl CostFloors {
+    /// These, of totals and first tokens.
+    pub(in crate::core) fn with(floors: impl Iterator<Item = [f64; 2]>) -> Self {
+        let (total_ms, ttft_ms) = floors.map(|[total_ms, ttft_ms]| (total_ms, ttft_ms)).unzip();
+        Self { total_ms, ttft_ms, ..Self::default() }
+    }
+}
+
 /// Unlike those of `f64`, one instruction.
 fn max(one: f64, other: f64) -> f64 {
     if one > other { one } else { other }

@@ -155,3 +155,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn nobody_is_told_apart_by_what_no_replay_comes_to_the_end_of() {
+    let cost =
+        StepCost { fixed_ms: 1.0, prefill_ms: 1.0, context_ms: 0.0, row_ms: 0.0, kv_ms: 0.0 };
+    let of = |backlog_tokens: f64, in_group: bool, row_ms: f64| {
+        let cost = StepCost { row_ms, ..cost };
+        let worker_load = WorkerLoad { backlog_tokens, ..WorkerLoad::idle(cost) };
+        let (role, began_ms, has_queue, waiting) = (Role::Both, 0.0, true, 1.0);
+        let worker_load = &worker_load;
+        WorkerStanding { role, worker_load, began_ms, has_queue, waiting, in_group }.terms()
+    };
+    let nothing = [0.0; TERMS];
+    assert_ne!(of(500_000.0, false, 0.0), nothing);
+    assert_eq!(of(500_001.0, false, 0.0), nothing);
+    assert_eq!(of(0.0, true, 0.0), nothing, "others make its steps longer");
+    assert_eq!(of(0.0, false, f64::NAN), nothing);
+}

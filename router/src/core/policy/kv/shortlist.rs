@@ -396,3 +396,6 @@ impl BestPlaces {
 fn is_before(one: (f64, usize), other: (f64, usize)) -> bool {
     one.0 < other.0 || (one.0 == other.0 && one.1 < other.1)
 }
+
+#[cfg(test)]
+mod tests;

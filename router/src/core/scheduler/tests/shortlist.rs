@@ -148,7 +148,7 @@ impl Fleet {
 
     fn join(&self, scheduler: &mut Scheduler, id: u32) {
         let capacity = Capacity { blocks: if id % 4 == 3 { 120 } else { 1_000 }, ..capacity() };
-        let group = (self.ranks && id % 5 == 0)
+        let group = (self.ranks && id.is_multiple_of(5))
             .then(|| GroupRank { group: format!("group-{}", id / 10).into(), rank: id });
         let (kv_block_bytes, index_room) =
             (if id % 7 == 6 { 0 } else { 4 << 20 }, capacity.tiers());
@@ -172,7 +172,7 @@ impl Fleet {
 impl Wish {
     fn request(&self, request: u64, now_ms: f64) -> PlacementRequest {
         PlacementRequest {
-            prompt_tokens: self.blocks * BLOCK + u32::from(request % 3 == 0),
+            prompt_tokens: self.blocks * BLOCK + u32::from(request.is_multiple_of(3)),
             max_tokens: self.max_tokens,
             session: self.session.map(|session| format!("session-{session}")),
             deadline_ms: self.in_ms.map(|ms| now_ms + ms),
