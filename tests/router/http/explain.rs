@@ -166,8 +166,8 @@ async fn a_decision_among_many_that_nobody_asked_for_says_how_many_it_leaves_out
     assert_eq!((&left_out["candidates"], &left_out["excluded"]), (&json!(8), &json!(0)));
     let totals = candidates.iter().map(|one| one["total_ms"].as_f64().unwrap());
     let dearest_ms = totals.fold(0.0, f64::max);
-    // of those that nobody estimated a floor is known, and a floor is a billionth below
-    let least_ms = left_out["least_ms"].as_f64().unwrap() * (1.0 + 1e-8);
+    // of those that nobody estimated a floor is known, a billionth below, and all are rounded to thousandths
+    let least_ms = left_out["least_ms"].as_f64().unwrap() + 0.001_1;
     assert!(least_ms >= dearest_ms, "the best are kept");
     assert_eq!(decision["inputs"], Value::Null, "it cannot be made again");
     assert!(fetched["words"]["predicted"]["left_out"].is_string());
