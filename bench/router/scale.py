@@ -61,7 +61,9 @@ def main() -> None:
     parser.add_argument("--build", default="release", help="how both were built, for the result")
     parser.add_argument("--out", type=Path, help="file for the result")
     args = parser.parse_args()
-    programs = {"after": args.bin} if args.before is None else {"before": args.before, "after": args.bin}
+    programs = (
+        {"after": args.bin} if args.before is None else {"before": args.before, "after": args.bin}
+    )
     figures = {
         group: {
             name: {which: each(program, case) for which, program in programs.items()}
