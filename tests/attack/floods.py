@@ -8,6 +8,7 @@ import gzip
 import itertools
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable
 
@@ -19,7 +20,6 @@ from attack.wire import (
     PING,
     SETTINGS,
     Reply,
-    ask,
     everything,
     frame,
     greeting,
@@ -31,18 +31,9 @@ from attack.wire import (
     tally,
 )
 
+SOMEBODY_ELSE = "somebody-else"  # the tenant of newcomers
 ANOTHER_HOST = "127.0.0.2"  # on Linux all of this network is the own machine
 HOLD_S = 12.0  # how long an attacker sits on what it holds
-
-
-async def newcomer(stack: Stack, tenant: str = "somebody-else") -> tuple[Reply, float]:
-    """A short request of another tenant, and its seconds."""
-    began = time.monotonic()
-    body = {"model": stack.model, "prompt": "hello", "max_tokens": 1}
-    reply = await ask(
-        stack.router, "/v1/completions", body, [("X-Headrace-Tenant", tenant)], patience_s=30
-    )
-    return reply, time.monotonic() - began
 
 
 async def many_choices(stack: Stack, scale: Scale) -> Outcome:
@@ -62,7 +53,7 @@ async def many_choices(stack: Stack, scale: Scale) -> Outcome:
 
     held = [asyncio.create_task(take(n)) for n in [128] * 9 + [1] * scale.of(128)]
     await asyncio.sleep(1.0)
-    reply, took = await newcomer(stack)
+    reply, took = await stack.newcomer(SOMEBODY_ELSE)
     ended = [task.result() for task in held if task.done()]
     for task in held:
         task.cancel()
@@ -97,7 +88,7 @@ async def zero_windows(stack: Stack, scale: Scale) -> Outcome:
     waits: list[float] = []
     replies: list[Reply] = []
     for _ in range(5):
-        reply, took = await newcomer(stack)
+        reply, took = await stack.newcomer(SOMEBODY_ELSE)
         replies.append(reply)
         waits.append(took)
         await asyncio.sleep(1.0)
@@ -116,7 +107,7 @@ async def newcomers_beside(
     await asyncio.sleep(wait_s)
     found: list[tuple[Reply, float]] = []
     for _ in range(5):
-        found.append(await newcomer(stack))
+        found.append(await stack.newcomer(SOMEBODY_ELSE))
         await asyncio.sleep(1.0)
     for task in held:
         task.cancel()
@@ -264,7 +255,7 @@ async def idle_connections(stack: Stack, scale: Scale) -> Outcome:
                 await asyncio.wait_for(
                     loop.sock_connect(client, (stack.router.host, stack.router.port)), 2
                 )
-        reply, took = await newcomer(stack)
+        reply, took = await stack.newcomer(SOMEBODY_ELSE)
     finally:
         for client in silent:
             client.close()
@@ -290,7 +281,7 @@ async def resting_connections(stack: Stack, scale: Scale) -> Outcome:
                 await asyncio.wait_for(loop.sock_connect(client, address), 2)
                 await asyncio.wait_for(loop.sock_sendall(client, request), 2)
                 await asyncio.wait_for(loop.sock_recv(client, 4096), 2)
-        reply, took = await newcomer(stack)
+        reply, took = await stack.newcomer(SOMEBODY_ELSE)
     finally:
         for client in resting:
             client.close()
@@ -316,7 +307,7 @@ async def unfinished_bodies(stack: Stack, scale: Scale) -> Outcome:
 
     held = [asyncio.create_task(hold_on()) for _ in range(400)]
     await asyncio.sleep(1.0)
-    found = [await newcomer(stack) for _ in range(5)]
+    found = [await stack.newcomer(SOMEBODY_ELSE) for _ in range(5)]
     for task in held:
         task.cancel()
     await asyncio.gather(*held, return_exceptions=True)
@@ -358,12 +349,20 @@ async def connects(stack: Stack, scale: Scale) -> Outcome:
             client.sendall(request)
             client.setblocking(False)
         pairs = await asyncio.gather(*map(answer, clients))
+        lost = sum(sent_again(client) for client in clients)
     p99 = percentile([took for _, took in pairs], 0.99)
     replies = [reply for reply, _ in pairs]
-    # a SYN that a full backlog drops comes again after a second
-    return Outcome(
-        f"{tally(replies)}, p99 {p99:.2f} s", all(r.status == "200" for r in replies) and p99 < 1.0
-    )
+    in_time = p99 < 1.0 or not scale.alone  # the clients of a busy machine may be late themselves
+    fine = all(reply.status == "200" for reply in replies) and lost == 0 and in_time
+    return Outcome(f"{tally(replies)}, p99 {p99:.2f} s, {lost} segments sent again", fine)
+
+
+def sent_again(client: socket.socket) -> int:
+    """Segments that the kernel sent more than once, as it does a second after a full backlog dropped a SYN."""
+    if sys.platform != "linux":
+        return 0
+    info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return int.from_bytes(info[100:104], sys.byteorder)  # tcpi_total_retrans of linux/tcp.h
 
 
 async def half_closed(stack: Stack, scale: Scale) -> Outcome:

@@ -3,8 +3,9 @@ router and the machine slows it down.
 
     python -m attack.probe HOST:PORT MODEL
 
-runs until its standard input ends and then prints what it saw as JSON. Times are those of the monotonic clock, which
-all processes of a machine share.
+runs until its standard input ends and then prints what it saw as JSON. Each line of its input is the name of a tenant,
+as whom it asks once and prints the answer as a line: an attacker has too little of a busy machine to time a newcomer.
+Times are those of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 
+from attack.wire import Address, Reply, ask
+
 STREAMS = 16
 STREAM_TOKENS = 2_000
 SHORT_EVERY_S = 0.1
 SHORT_AT_ONCE = 64  # more of them wait for a first token than a router that works ever has
+NEWCOMERS_PATIENCE_S = 30.0
 
 
 @dataclass(slots=True)
@@ -114,11 +118,25 @@ class Probe:
             waiting.add(task)
             task.add_done_callback(waiting.discard)
 
+    async def newcomer(self, tenant: str) -> tuple[Reply, float]:
+        """A short request on a connection of its own, and its seconds."""
+        began = time.monotonic()
+        reply = await ask(
+            Address(self.host, self.port),
+            "/v1/completions",
+            {"model": self.model, "prompt": "hello", "max_tokens": 1},
+            [("X-Headrace-Tenant", tenant)],
+            NEWCOMERS_PATIENCE_S,
+        )
+        return reply, time.monotonic() - began
+
     async def run(self) -> Seen:
         """Until standard input ends."""
         tasks = [asyncio.create_task(self.stream_on()) for _ in range(STREAMS)]
         tasks.append(asyncio.create_task(self.ask_on()))
-        await asyncio.to_thread(sys.stdin.read)
+        while tenant := (await asyncio.to_thread(sys.stdin.readline)).strip():
+            reply, took = await self.newcomer(tenant)
+            print(json.dumps([reply.status, reply.body.decode(errors="replace"), took]), flush=True)
         for task in tasks:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

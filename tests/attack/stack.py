@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attack.wire import Reply
+
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
 STEP_MS = 20.0
@@ -265,6 +267,18 @@ class Stack:
             text=True,
             cwd=ROOT / "tests",
         )
+
+    async def newcomer(self, tenant: str) -> tuple[Reply, float]:
+        """A short request that the probe sends as this tenant, and its seconds."""
+        assert (
+            self._probe is not None
+            and self._probe.stdin is not None
+            and self._probe.stdout is not None
+        )
+        print(tenant, file=self._probe.stdin, flush=True)
+        line = await asyncio.to_thread(self._probe.stdout.readline)
+        status, body, took = json.loads(line)
+        return Reply(status, body.encode()), took
 
     def end_probe(self) -> dict[str, Any]:
         assert self._probe is not None

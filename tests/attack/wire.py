@@ -9,11 +9,27 @@ import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-from attack.stack import Router
+from typing import Any, Protocol
 
 PATIENCE_S = 60.0  # whoever waits longer for an answer calls it a hang
+
+
+class Listener(Protocol):
+    """Where requests go: a router, or what stands in its place."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A listener of which nothing else is known."""
+
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +47,9 @@ class Reply:
         return ""
 
 
-def post(router: Router, path: str, body: bytes, headers: Iterable[tuple[str, str]] = ()) -> bytes:
+def post(
+    router: Listener, path: str, body: bytes, headers: Iterable[tuple[str, str]] = ()
+) -> bytes:
     """A whole request, as bytes."""
     lines = [
         f"POST {path} HTTP/1.1",
@@ -44,7 +62,7 @@ def post(router: Router, path: str, body: bytes, headers: Iterable[tuple[str, st
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def get(router: Router, path: str, headers: Iterable[tuple[str, str]] = ()) -> bytes:
+def get(router: Listener, path: str, headers: Iterable[tuple[str, str]] = ()) -> bytes:
     """A whole GET, as bytes."""
     lines = [
         f"GET {path} HTTP/1.1",
@@ -55,7 +73,7 @@ def get(router: Router, path: str, headers: Iterable[tuple[str, str]] = ()) -> b
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 
-async def send(router: Router, request: bytes, patience_s: float = PATIENCE_S) -> Reply:
+async def send(router: Listener, request: bytes, patience_s: float = PATIENCE_S) -> Reply:
     """The answer to bytes, up to the end of the connection."""
     try:
         async with asyncio.timeout(patience_s):
@@ -112,7 +130,7 @@ def unchunked(body: bytes) -> bytes:
 
 
 async def ask(
-    router: Router,
+    router: Listener,
     path: str,
     body: Any,
     headers: Iterable[tuple[str, str]] = (),
@@ -172,7 +190,7 @@ def literal(name: str, value: str) -> bytes:
 
 
 def h2_request(
-    router: Router, stream: int, method: str, path: str, body: bytes = b"", tenant: str = ""
+    router: Listener, stream: int, method: str, path: str, body: bytes = b"", tenant: str = ""
 ) -> bytes:
     """HEADERS, and DATA where there is a body."""
     fields = [
