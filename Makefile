@@ -29,7 +29,7 @@ SECONDS ?= 600
 SEED ?= 1
 
 RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src bench/src -name '*.rs' 2>/dev/null) \
-	bindings/build.rs .cargo/config.toml Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml \
+	bindings/build.rs router/build.rs .cargo/config.toml Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml \
 	bench/Cargo.toml $(wildcard bench/presets/*)
 # Where make can, what runs side by side prints one after the other.
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync)

@@ -41,8 +41,8 @@ use crate::http::reply::reject::Reject;
 use crate::limits::turns::{TenantTurns, TurnLimits};
 use crate::request::grammar::KnownGrammars;
 
-/// All routes. Where API keys are configured they guard everything but the probes and what is for operators, who have keys
-/// or an address of their own.
+/// What is served at the port of the clients. Where API keys are configured they guard everything but the probes and what is for
+/// operators, who have keys, or addresses of their own, and those alone with `--admin-listen-only`.
 pub fn app(state: Arc<App>) -> Router {
     let surface = Surface::of(&state);
     let for_clients = Router::new()
@@ -69,22 +69,33 @@ pub fn app(state: Arc<App>) -> Router {
         .route("/tokenizer_info", get(tokenize::info))
         .route("/tokenizer_info/{*name}", get(tokenize::info))
         .route_layer(Around(require_key));
+    let routes = for_anybody().merge(for_clients);
+    let access = &state.config.http.access;
+    let among_operators = !access.admin_listen_only;
+    let routes = match (among_operators, access.public_metrics) {
+        (true, _) => routes.merge(for_operators(&state)),
+        (false, true) => routes.merge(metrics(&state)),
+        (false, false) => routes,
+    };
     let cors = Cors(Arc::clone(&state));
-    finish(for_operators(&state).merge(for_clients), state, surface).layer(cors)
+    finish(routes, state, surface, among_operators).layer(cors)
 }
 
 /// What operators are served where clients are not.
 pub(crate) fn operators(state: Arc<App>) -> Router {
     let surface = Surface::of(&state);
-    finish(for_operators(&state), state, surface)
+    finish(for_anybody().merge(for_operators(&state)), state, surface, true)
 }
 
-/// What shows or changes the fleet, and what anybody may ask.
-fn for_operators(app: &Arc<App>) -> Router<Surface> {
-    let of_scraper = Arc::clone(app);
-    let metrics = Router::new()
+fn metrics(app: &Arc<App>) -> Router<Surface> {
+    let app = Arc::clone(app);
+    Router::new()
         .route("/metrics", get(ops::metrics))
-        .route_layer(Around(move |request: &mut Request| require_scraper(&of_scraper, request)));
+        .route_layer(Around(move |request: &mut Request| require_scraper(&app, request)))
+}
+
+/// What shows or changes the fleet.
+fn for_operators(app: &Arc<App>) -> Router<Surface> {
     Router::new()
         .route("/workers", get(ops::workers))
         .route("/scale", get(ops::scale))
@@ -93,6 +104,12 @@ fn for_operators(app: &Arc<App>) -> Router<Surface> {
         .route_layer(Around(require_operator))
         .route("/", get(ops::dashboard::page))
         .route("/dashboard/{file}", get(ops::dashboard::file))
+        .merge(metrics(app))
+}
+
+/// What says itself to whom it answers.
+fn for_anybody() -> Router<Surface> {
+    Router::new()
         .route("/decisions/{*request}", get(explain::decisions))
         .route("/health", get(ops::live))
         .route("/healthz", get(ops::live))
@@ -105,11 +122,16 @@ fn for_operators(app: &Arc<App>) -> Router<Surface> {
         .route("/docs", get(ops::openapi::page))
         .route("/docs/page.js", get(ops::openapi::script))
         .route("/docs/page.css", get(ops::openapi::style))
-        .merge(metrics)
 }
 
-fn finish(routes: Router<Surface>, state: Arc<App>, surface: Surface) -> Router {
-    let access = Access::of(&state);
+/// `among_operators`: see [`Access::of`].
+fn finish(
+    routes: Router<Surface>,
+    state: Arc<App>,
+    surface: Surface,
+    among_operators: bool,
+) -> Router {
+    let access = Access::of(&state, among_operators);
     routes
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)

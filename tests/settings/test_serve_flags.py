@@ -64,6 +64,7 @@ def value(flag: Flag, folder: Path) -> str:
 
 
 NEEDS = {
+    "--admin-listen-only": "--admin-listen",
     "--worker-tls-cert": "--worker-tls-key",
     "--worker-tls-key": "--worker-tls-cert",
     "--register": "--advertise",

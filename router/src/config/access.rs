@@ -19,6 +19,8 @@ pub struct AccessConfig {
     pub public_metrics: bool,
     /// Where operators are served, besides the port of the clients.
     pub admin_listen: Vec<WorkerListen>,
+    /// They are served nowhere else.
+    pub admin_listen_only: bool,
     /// Names under which clients may reach this server, lower case.
     pub hosts: Names,
     /// Web origins whose pages may send requests, such as `https://chat.example.com`, lower case.
@@ -78,6 +80,13 @@ impl AccessConfig {
                 ));
             }
         }
+        if args.admin_listen_only && admin_listen.is_empty() {
+            return Err(flag(
+                "admin-listen-only",
+                "there is no address for operators".into(),
+                "give --admin-listen unix:PATH or HOST:PORT, too",
+            ));
+        }
         let shared_cache = match args.cache_sharing.as_str() {
             "tenant" => false,
             "all" => true,
@@ -97,6 +106,7 @@ impl AccessConfig {
             key_sources,
             public_metrics,
             admin_listen,
+            admin_listen_only: args.admin_listen_only,
             hosts,
             origins,
             shared_cache,

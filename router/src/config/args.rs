@@ -109,6 +109,10 @@ pub struct RouterArgs {
     /// HOST:PORT.
     #[arg(long, value_name = "ADDRESS", help_heading = "Security")]
     pub admin_listen: Vec<String>,
+    /// Serve operators at the addresses of --admin-listen alone. The port of the clients has no /workers and no page then, no
+    /// /metrics but with --public-metrics, and keys of operators are nobody's there.
+    #[arg(long, help_heading = "Security")]
+    pub admin_listen_only: bool,
     /// Show /metrics to everybody who reaches the port of the clients. Without the flag processes of this machine see it there,
     /// and whoever has a key of operators.
     #[arg(long, help_heading = "Security")]

@@ -69,6 +69,8 @@ pub(super) struct Caller {
     api_keys: bool,
     /// There are keys of operators.
     admin_keys: bool,
+    /// It came in where operators are served.
+    among_operators: bool,
 }
 
 impl Caller {
@@ -96,7 +98,8 @@ impl Caller {
             Entrance::Local => !self.api_keys && !self.admin_keys,
             Entrance::Anybody => false,
         };
-        matches!(self.key, Some(Standing::Operator)) || (trusted && !is_forwarded(headers))
+        let proved = matches!(self.key, Some(Standing::Operator));
+        self.among_operators && (proved || (trusted && !is_forwarded(headers)))
     }
 
     /// True if a process of this machine sent it for itself, as far as that can be told.
@@ -153,15 +156,19 @@ pub(super) enum Sees {
 
 /// What requests are checked against.
 #[derive(Debug, Clone)]
-pub(super) struct Access(Arc<App>);
+pub(super) struct Access {
+    app: Arc<App>,
+    among_operators: bool,
+}
 
 impl Access {
-    pub(super) fn of(app: &Arc<App>) -> Self {
-        Self(Arc::clone(app))
+    /// `among_operators`: operators are served there.
+    pub(super) fn of(app: &Arc<App>, among_operators: bool) -> Self {
+        Self { app: Arc::clone(app), among_operators }
     }
 
     fn config(&self) -> &AccessConfig {
-        &self.0.config.http.access
+        &self.app.config.http.access
     }
 
     /// Turns away what no honest client sends, and notes who asks.
@@ -175,7 +182,7 @@ impl Access {
         framing::check(request.version(), request.headers())?;
         let authority = host::named(request)?;
         let config = self.config();
-        let keys = self.0.keys.now();
+        let keys = self.app.keys.now();
         let (api_keys, admin_keys) = (keys.are_asked_of_clients(), keys.are_asked_of_operators());
         let asked = api_keys || admin_keys;
         let key = if asked { key(&keys, request.headers())? } else { None };
@@ -184,11 +191,11 @@ impl Access {
                 host::check(authority, &config.hosts)?;
             }
             if changes(request) || request.uri().path() == DASHBOARD_EVENTS {
-                origin::check(request.headers(), authority, &self.0.origins())?;
+                origin::check(request.headers(), authority, &self.app.origins())?;
             }
         }
         let peer = request.extensions().get().copied().unwrap_or_default();
-        Ok(Caller { key, peer, api_keys, admin_keys })
+        Ok(Caller { key, peer, api_keys, admin_keys, among_operators: self.among_operators })
     }
 }
 

@@ -219,6 +219,18 @@ async def test_the_ready_lines_say_what_the_weights_became(
     assert logged == ["worker-0: ready, serves m in int8 on the CPU"]
 
 
+@pytest.mark.parametrize("place", ["router_argv", "router_reads"])
+def test_the_ready_lines_name_the_page_where_there_is_one(
+    place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = "shows what it does, in a browser"
+    announce.print_ready(SETTINGS, "m", SERVED_AS, 1.0)
+    assert page in capsys.readouterr().out
+    apart = replace(SETTINGS, **{place: ["--admin-listen-only"]})
+    announce.print_ready(apart, "m", SERVED_AS, 1.0)
+    assert page not in capsys.readouterr().out
+
+
 async def test_a_service_of_prompts_alone_ends(capsys: pytest.CaptureFixture[str]) -> None:
     config = replace(SETTINGS, roles=("prefill", "decode"))
     told = ToldWrongError("decode-0 cannot do what it was told: no GPU", 78)

@@ -367,6 +367,47 @@ async fn operators_have_addresses_of_their_own() {
 }
 
 #[tokio::test]
+async fn operators_that_are_served_at_their_own_addresses_alone_are_nobody_at_the_port_of_clients()
+{
+    let admin_listen = vec!["127.0.0.1:0".into()];
+    let apart = RouterArgs { admin_listen, admin_listen_only: true, ..args() };
+    let keyed =
+        RouterArgs { admin_key: keys(&["op"]), api_key: keys(&["client"]), ..apart.clone() };
+    let public = RouterArgs { public_metrics: true, ..apart.clone() };
+    for (args, metrics, decisions) in [(apart, 404, 404), (public, 200, 404), (keyed, 404, 401)] {
+        let op = if args.admin_key.is_empty() { "" } else { "\r\nAuthorization: Bearer op" };
+        let (router, _worker) = TestRouter::with(Behaviour::new("w"), args).await;
+        let WorkerListen::Tcp(own) = &router.operators[0] else { panic!("a port") };
+        let mut operator = Connection::of(TcpStream::connect(own).await.unwrap());
+        for (path, at_clients) in [
+            ("/workers", 404),
+            ("/scale", 404),
+            ("/dashboard/events?once", 404),
+            ("/", 404),
+            ("/dashboard/page.js", 404),
+            ("/metrics", metrics),
+            ("/decisions/none", decisions),
+            ("/health", 200),
+            ("/version", 200),
+        ] {
+            let reply = router.send(&format!("GET {path} HTTP/1.1{op}"), b"").await;
+            assert_eq!(reply.status, at_clients, "{path} at the port of clients");
+            if at_clients == 404 && path != "/decisions/none" {
+                assert_eq!(reply.error()["code"], "unknown_url", "{path}");
+            }
+            operator.request(&format!("GET {path} HTTP/1.1{op}"), b"").await;
+            let reply = operator.reply().await;
+            let expected = if path == "/decisions/none" { 404 } else { 200 };
+            assert_eq!(reply.status, expected, "{path} at the address of operators");
+        }
+        let head = format!("{DRAIN}\r\n{JSON}{op}");
+        assert_eq!(router.send(&head, b"{}").await.error()["code"], "unknown_url");
+        operator.request(&head, b"{}").await;
+        assert_eq!(operator.reply().await.status, 202);
+    }
+}
+
+#[tokio::test]
 async fn an_address_of_operators_asks_for_their_key_where_there_is_one() {
     let args =
         RouterArgs { admin_key: keys(&["op"]), admin_listen: vec!["127.0.0.1:0".into()], ..args() };

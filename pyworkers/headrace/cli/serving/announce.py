@@ -85,14 +85,16 @@ def print_ready(config: ServeSettings, model: str, served_as: ServedAs, seconds:
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     )
-    export, key = key_lines([*config.router_argv, *config.router_reads])
+    router_argv = [*config.router_argv, *config.router_reads]
+    export, key = key_lines(router_argv)
+    has_page = "--admin-listen-only" not in router_argv
+    page = f"{config.url} shows what it does, in a browser.\n" if has_page else ""
     print(
         f"\nHeadrace is ready after {seconds:.1f} s: {config.url}\n"
         f"{model} in {served_as}{_quantised(config, served_as)}\n\n{export}"
         f"  curl -N {config.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
-        f"  {program()} chat --url {config.url}\n\n"
-        f"{config.url} shows what it does, in a browser.\n",
+        f"  {program()} chat --url {config.url}\n\n{page}",
         flush=True,
     )
 

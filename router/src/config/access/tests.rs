@@ -102,6 +102,11 @@ fn operators_are_not_everybody() {
     }
     let error = check(listen("0.0.0.0:1")).unwrap_err();
     assert!(error.starts_with("--admin-listen: ") && error.contains("--admin-key-file"), "{error}");
+    let alone = RouterArgs { admin_listen_only: true, ..RouterArgs::default() };
+    let error = check(alone).unwrap_err();
+    assert!(error.starts_with("--admin-listen-only: ") && error.contains("unix:PATH"), "{error}");
+    let both = RouterArgs { admin_listen_only: true, ..listen("127.0.0.1:0") };
+    assert!(check(both).is_ok());
     assert!(check(listen("8000")).unwrap_err().starts_with("--admin-listen: "));
     let keyed = |api_key: &str, admin_key: &str| RouterArgs {
         api_key: vec![api_key.into()],
