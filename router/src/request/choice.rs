@@ -108,7 +108,7 @@ pub(super) struct Choice {
     /// As its first worker said.
     cached_tokens: Option<u32>,
     /// Tokens whose ends were in no delta yet.
-    untold: usize,
+    untold: u32,
     /// Tokens that came, but are to be handed on one at a time.
     waiting: Option<Box<OneByOne>>,
     /// Whom its links call, where that is not the task that polls it.
@@ -425,7 +425,7 @@ impl Choice {
             && delta.prompt_tokens.is_none()
             && delta.finish.is_none();
         if empty {
-            self.untold = delta.token_ends.len();
+            self.untold = u32::try_from(delta.token_ends.len()).unwrap_or(u32::MAX);
             return Ok(None);
         }
         delta.prompt_ids = self.prompt_ids();
@@ -442,7 +442,7 @@ impl Choice {
     fn token_ends(&mut self, mut ends: Vec<usize>) -> Vec<usize> {
         let untold = std::mem::take(&mut self.untold);
         if untold > 0 {
-            ends.splice(..0, std::iter::repeat_n(0, untold));
+            ends.splice(..0, std::iter::repeat_n(0, untold as usize));
         }
         ends
     }

@@ -26,8 +26,8 @@ pub(in crate::http) struct ChatReply {
     logprobs: Option<Arc<dyn Vocabulary>>,
     /// Choices whose first chunk, the one with the role, was sent.
     begun: Vec<bool>,
-    /// What tells the text apart, where it has parts.
-    readers: Option<ChoiceReaders>,
+    /// What tells the text apart, where it has parts; apart from all that most streams hold.
+    readers: Option<Box<ChoiceReaders>>,
     shows_reasoning: bool,
     /// Reused between deltas.
     parts: Vec<Part>,
@@ -73,7 +73,8 @@ impl ChatReply {
         shows_reasoning: bool,
         memory: MemoryShare,
     ) -> Self {
-        self.readers = format.map(|format| ChoiceReaders::new(format, self.begun.len(), memory));
+        self.readers =
+            format.map(|format| Box::new(ChoiceReaders::new(format, self.begun.len(), memory)));
         self.shows_reasoning = shows_reasoning;
         self
     }
@@ -155,7 +156,8 @@ impl Events for ChatReply {
     }
 
     fn with_reasoning(&self, usage: Usage) -> Usage {
-        let reasoning_tokens = self.readers.as_ref().map_or(0, ChoiceReaders::reasoning_tokens);
+        let reasoning_tokens =
+            self.readers.as_ref().map_or(0, |readers| readers.reasoning_tokens());
         Usage { reasoning_tokens, ..usage }
     }
 

@@ -17,7 +17,7 @@ impl Shape for ChatReply {
     }
 
     fn readers(&mut self) -> Option<&mut ChoiceReaders> {
-        self.readers.as_mut()
+        self.readers.as_deref_mut()
     }
 
     fn text(&mut self, _index: usize, choice: &ReplyChoice, out: &mut BytesMut) {
