@@ -463,6 +463,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn who_asks_every_10_ms_may_ask_8_times_at_once_and_no_more() {
+        let (socket, _client) = pair().await;
+        (0..8).for_each(|_| socket.presses());
+        assert!(!socket.is_pressing());
+        socket.presses();
+        assert!(socket.is_pressing());
+        for _ in 0..100 {
+            advance(PRESSES).await;
+            assert!(!socket.is_pressing(), "as much was made up for");
+            socket.presses();
+            assert!(socket.is_pressing());
+        }
+        advance(1_000 * SECOND).await;
+        (0..8).for_each(|_| socket.presses());
+        assert!(!socket.is_pressing());
+        socket.presses();
+        assert!(socket.is_pressing(), "who was silent for long may not ask more often then");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn one_that_rests_makes_room_and_counts_until_it_is_gone() {
         let (socket, _client) = pair().await;
         let leaving = Arc::default();

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::atomic::AtomicBool;
 use std::task::Wake;
 
+use super::super::socket::pair;
 use super::*;
 
 const BURST: usize = 100;
@@ -264,4 +265,38 @@ async fn who_comes_again_and_again_goes_behind_those_that_came_meanwhile() {
     assert!(!task.goes_next(&gate));
     drop(task);
     assert!(is_at_rest(&gate));
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_ask_on_and_on_have_a_slot_each_100_us_and_none_early_by_more_than_a_timer_tells()
+{
+    let gates = Gates(vec![Gate::begin(1, true)]);
+    let (socket, _client) = pair().await;
+    let begin = Instant::now();
+    let (mut early, mut late) = (Duration::ZERO, Duration::ZERO);
+    for number in 0..200 {
+        gates.slot(&socket).await;
+        let (due, now) = (PACE * number, begin.elapsed());
+        early = early.max(due.saturating_sub(now));
+        late = late.max(now.saturating_sub(due));
+    }
+    assert!(early < EARLY && late <= Duration::from_millis(1), "{early:?}, {late:?}");
+    assert!(early > EARLY / 2, "one timer serves several");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_nobody_waits_for_any_more_is_had_by_others() {
+    let gates = Gates(vec![Gate::begin(1, true)]);
+    let ((one, _client), (other, _its_client)) = (pair().await, pair().await);
+    for _ in 0..20 {
+        gates.slot(&one).await;
+    }
+    let next = *gates.0[0].rounds.next_slot();
+    let mut waits = Box::pin(gates.slot(&other));
+    let mut behind = Box::pin(gates.slot(&other));
+    assert!(!poll(&mut waits) && !poll(&mut behind));
+    assert_eq!(*gates.0[0].rounds.next_slot(), next + PACE, "one at a time of a connection");
+    drop(behind);
+    drop(waits);
+    assert_eq!(*gates.0[0].rounds.next_slot(), next);
 }

@@ -187,6 +187,7 @@ impl Scan<'_> {
         }
     }
 
+    #[inline(never)]
     fn wide(self, at: usize) -> (u16, usize) {
         let low = |i: usize| u32::from(self.bytes[at + i] & 0x3F);
         let first = u32::from(self.bytes[at]);
@@ -200,24 +201,35 @@ impl Scan<'_> {
 
     /// Where the characters of a class end that begin at `at`.
     #[inline]
-    fn run(self, mut at: usize, class: u16) -> usize {
-        loop {
-            let (own, len) = self.at(at);
-            if own & class == 0 {
-                return at;
-            }
-            at += len;
-        }
+    fn run(self, at: usize, class: u16) -> usize {
+        self.pass(at, |own| own & class != 0)
     }
 
     /// Where the first character of a class is.
-    fn until(self, mut at: usize, class: u16) -> usize {
+    fn until(self, at: usize, class: u16) -> usize {
+        self.pass(at, |own| own & class == 0)
+    }
+
+    /// Where the characters end, from `at` on, whose classes `goes_on`. Most are ASCII, and go by without a call.
+    #[inline]
+    fn pass(self, mut at: usize, goes_on: impl Fn(u16) -> bool) -> usize {
         loop {
-            let (own, len) = self.at(at);
-            if len == 0 || own & class != 0 {
-                return at;
+            match self.bytes.get(at) {
+                Some(byte) if *byte < 128 => {
+                    if !goes_on(self.classes.ascii[usize::from(*byte)]) {
+                        return at;
+                    }
+                    at += 1;
+                }
+                Some(_) => {
+                    let (own, len) = self.wide(at);
+                    if !goes_on(own) {
+                        return at;
+                    }
+                    at += len;
+                }
+                None => return at,
             }
-            at += len;
         }
     }
 
