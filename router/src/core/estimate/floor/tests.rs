@@ -173,3 +173,28 @@ fn nobody_is_told_apart_by_what_no_replay_comes_to_the_end_of() {
     assert_eq!(of(0.0, true, 0.0), nothing, "others make its steps longer");
     assert_eq!(of(0.0, false, f64::NAN), nothing);
 }
+
+#[test]
+fn a_cost_that_is_no_number_is_seen_wherever_it_is() {
+    let cost =
+        StepCost { fixed_ms: 1.0, prefill_ms: 1.0, context_ms: 0.0, row_ms: 0.0, kv_ms: 0.1 };
+    let with = |kv_tokens: f64| State {
+        role: Role::Both,
+        worker_load: WorkerLoad { kv_tokens, ..WorkerLoad::idle(cost) },
+        queue: PromptQueue::default(),
+        began_ms: 0.0,
+    };
+    let demand =
+        Demand { prompt_tokens: 9.0, cached_tokens: 0.0, output_tokens: 9.0, block_tokens: 16.0 };
+    let of = |states: &[State]| floors(states, &demand, [0.0; 2], 0.0);
+    let sane: Vec<State> = (0..LANES + 1).map(|_| with(1.0)).collect();
+    for place in 0..sane.len() {
+        let mut states = sane.clone();
+        states[place] = with(f64::NAN);
+        assert!(of(&states).has_nonsense(), "{place}");
+    }
+    let mut floors = of(&sane);
+    assert!(!floors.has_nonsense());
+    floors.raise(3, &Estimate { decode_ms: f64::NAN, ..Estimate::default() });
+    assert!(floors.has_nonsense());
+}

@@ -140,3 +140,27 @@ proptest! {
         prop_assert_eq!(left_out, LeftOut { candidates: count, excluded, least_ms });
     }
 }
+
+#[test]
+fn where_a_cost_is_no_number_all_are_looked_at() {
+    let ask = Ask {
+        prompt_tokens: 100,
+        max_tokens: 10,
+        output_tokens: 10.0,
+        block_tokens: 16,
+        block_bytes: 0,
+        session: None,
+        deadline_ms: None,
+    };
+    for (lowest_ms, is_none) in [(90.0, false), (f64::NAN, true)] {
+        let of = |total_ms| Cost { total_ms, ttft_ms: 10.0, below: 0.0, why: None };
+        let mut costs = vec![of(100.0); 40];
+        costs[20] = of(lowest_ms);
+        let mut eligible = Eligible::default();
+        (0..costs.len()).for_each(|place| eligible.add(place, true, None));
+        let floors = costs.iter().map(|cost| [cost.total_ms.min(80.0), 10.0]);
+        let mut told = Told { floors: CostFloors::with(floors), costs };
+        let kv = Kv { last: None, last_prefill: None };
+        assert_eq!(kv.shortlist(&mut told, &eligible, &ask).is_none(), is_none);
+    }
+}
