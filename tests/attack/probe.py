@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 
-from attack.wire import Address, Reply, ask
+from attack.wire import Reply, ask
 
 STREAMS = 16
 STREAM_TOKENS = 2_000
@@ -122,7 +122,7 @@ class Probe:
         """A short request on a connection of its own, and its seconds."""
         began = time.monotonic()
         reply = await ask(
-            Address(self.host, self.port),
+            self,
             "/v1/completions",
             {"model": self.model, "prompt": "hello", "max_tokens": 1},
             [("X-Headrace-Tenant", tenant)],

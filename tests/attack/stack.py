@@ -268,7 +268,7 @@ class Stack:
             cwd=ROOT / "tests",
         )
 
-    async def newcomer(self, tenant: str) -> tuple[Reply, float]:
+    async def newcomer(self, tenant: str = "somebody-else") -> tuple[Reply, float]:
         """A short request that the probe sends as this tenant, and its seconds."""
         assert (
             self._probe is not None

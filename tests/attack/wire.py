@@ -14,7 +14,7 @@ from typing import Any, Protocol
 PATIENCE_S = 60.0  # whoever waits longer for an answer calls it a hang
 
 
-class Listener(Protocol):
+class Addressed(Protocol):
     """Where requests go: a router, or what stands in its place."""
 
     @property
@@ -22,14 +22,6 @@ class Listener(Protocol):
 
     @property
     def port(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A listener of which nothing else is known."""
-
-    host: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class Reply:
 
 
 def post(
-    router: Listener, path: str, body: bytes, headers: Iterable[tuple[str, str]] = ()
+    router: Addressed, path: str, body: bytes, headers: Iterable[tuple[str, str]] = ()
 ) -> bytes:
     """A whole request, as bytes."""
     lines = [
@@ -62,7 +54,7 @@ def post(
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def get(router: Listener, path: str, headers: Iterable[tuple[str, str]] = ()) -> bytes:
+def get(router: Addressed, path: str, headers: Iterable[tuple[str, str]] = ()) -> bytes:
     """A whole GET, as bytes."""
     lines = [
         f"GET {path} HTTP/1.1",
@@ -73,7 +65,7 @@ def get(router: Listener, path: str, headers: Iterable[tuple[str, str]] = ()) ->
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 
-async def send(router: Listener, request: bytes, patience_s: float = PATIENCE_S) -> Reply:
+async def send(router: Addressed, request: bytes, patience_s: float = PATIENCE_S) -> Reply:
     """The answer to bytes, up to the end of the connection."""
     try:
         async with asyncio.timeout(patience_s):
@@ -130,7 +122,7 @@ def unchunked(body: bytes) -> bytes:
 
 
 async def ask(
-    router: Listener,
+    router: Addressed,
     path: str,
     body: Any,
     headers: Iterable[tuple[str, str]] = (),
@@ -190,7 +182,7 @@ def literal(name: str, value: str) -> bytes:
 
 
 def h2_request(
-    router: Listener, stream: int, method: str, path: str, body: bytes = b"", tenant: str = ""
+    router: Addressed, stream: int, method: str, path: str, body: bytes = b"", tenant: str = ""
 ) -> bytes:
     """HEADERS, and DATA where there is a body."""
     fields = [

@@ -68,6 +68,18 @@ fn candidate(place: usize, excluded: Option<Exclusion>) -> Candidate {
     Candidate { excluded, ..Candidate::with(place as u32, Role::Both, load) }
 }
 
+fn an_ask() -> Ask {
+    Ask {
+        prompt_tokens: 100,
+        max_tokens: 10,
+        output_tokens: 10.0,
+        block_tokens: 16,
+        block_bytes: 0,
+        session: None,
+        deadline_ms: None,
+    }
+}
+
 fn cost() -> impl Strategy<Value = Cost> {
     let about = |ms: f64| {
         let by = vec![0.0, 1e-12, 4e-7, 1e-6 - 1e-12, 1e-6, 1e-6 + 1e-12, 1.4e-6, 2e-6, 1e-3, 0.5];
@@ -93,15 +105,7 @@ proptest! {
         session in prop::option::of(any::<u64>()),
         deadline_ms in prop::option::of(prop::sample::select(vec![9.0, 10.0, 10.000_01, 11.0])),
     ) {
-        let ask = Ask {
-            prompt_tokens: 100,
-            max_tokens: 10,
-            output_tokens: 10.0,
-            block_tokens: 16,
-            block_bytes: 0,
-            session,
-            deadline_ms,
-        };
+        let ask = Ask { session, deadline_ms, ..an_ask() };
         let mut eligible = Eligible::default();
         for (place, cost) in costs.iter().enumerate() {
             eligible.add(place, true, cost.why);
@@ -143,15 +147,6 @@ proptest! {
 
 #[test]
 fn where_a_cost_is_no_number_all_are_looked_at() {
-    let ask = Ask {
-        prompt_tokens: 100,
-        max_tokens: 10,
-        output_tokens: 10.0,
-        block_tokens: 16,
-        block_bytes: 0,
-        session: None,
-        deadline_ms: None,
-    };
     for (lowest_ms, is_none) in [(90.0, false), (f64::NAN, true)] {
         let of = |total_ms| Cost { total_ms, ttft_ms: 10.0, below: 0.0, why: None };
         let mut costs = vec![of(100.0); 40];
@@ -161,6 +156,6 @@ fn where_a_cost_is_no_number_all_are_looked_at() {
         let floors = costs.iter().map(|cost| [cost.total_ms.min(80.0), 10.0]);
         let mut told = Told { floors: CostFloors::with(floors), costs };
         let kv = Kv { last: None, last_prefill: None };
-        assert_eq!(kv.shortlist(&mut told, &eligible, &ask).is_none(), is_none);
+        assert_eq!(kv.shortlist(&mut told, &eligible, &an_ask()).is_none(), is_none);
     }
 }
