@@ -130,11 +130,7 @@ impl<P: Prospects> ShortlistSearch<'_, P> {
     fn run(&mut self, kv: &Kv, ask: &Ask, best: &[usize]) -> Option<()> {
         let wholes = self.eligible.wholes();
         let mut prefills = self.eligible.prefills();
-        let mut puller = None;
-        if !prefills.is_empty() {
-            puller = wholes.iter().copied().find(|whole| self.prospects.can_pull(*whole));
-        }
-        if puller.is_none() {
+        if !wholes.iter().any(|whole| self.prospects.can_pull(*whole)) {
             prefills = &[];
         }
         if prefills.is_empty() && ask.deadline_ms.is_none() {
@@ -167,11 +163,10 @@ impl<P: Prospects> ShortlistSearch<'_, P> {
                 })?;
             self.places.push(prefill);
         }
-        // what it takes, what makes the least the least, what it names, and that there are pairs
+        // what it takes, what makes the least the least, and what it names
         self.places.push(whole);
         self.places.extend(alone);
         self.places.extend(pair.into_iter().flat_map(|pair| [pair.prefill, pair.decode]));
-        self.places.extend(puller);
         self.tidy();
         Some(())
     }
@@ -225,7 +220,6 @@ impl<P: Prospects> ShortlistSearch<'_, P> {
                 (lowest_ms, lowest) = (floor_ms, place);
             }
         }
-        self.places.push(lowest);
         let known = best
             .iter()
             .take(KEPT)
