@@ -59,6 +59,9 @@ pub(crate) struct SimArgs {
     /// A worker with more ms of prompts ahead of it gets no further one; as for `headrace router`.
     #[arg(long, value_name = "MS", help_heading = "Router")]
     worker_queue_ms: Option<u64>,
+    /// Requests that come within so many ms are placed together; as for `headrace router`.
+    #[arg(long, value_name = "MS", help_heading = "Router")]
+    gather_ms: Option<f64>,
     /// Longest wait for a worker with room, in ms; as for `headrace router`.
     #[arg(long, value_name = "MS", help_heading = "Router")]
     queue_timeout_ms: Option<u64>,
@@ -173,6 +176,7 @@ fn router(args: &SimArgs) -> anyhow::Result<Config> {
         policy: args.policy.clone(),
         shadow: args.shadow.clone(),
         worker_queue_ms: args.worker_queue_ms.unwrap_or(usual.worker_queue_ms),
+        gather_ms: args.gather_ms.unwrap_or(usual.gather_ms),
         queue_timeout_ms: args.queue_timeout_ms.unwrap_or(usual.queue_timeout_ms),
         secret: None,
         api_key: Vec::new(),

@@ -6,6 +6,7 @@ mod block_events;
 mod caching;
 mod drain;
 mod foreign;
+mod gathering;
 mod groups;
 mod joining;
 mod large_events;

@@ -211,7 +211,13 @@ fn role(args: &DecideArgs, id: WorkerId) -> Role {
 
 impl Bench {
     fn new(args: &DecideArgs, policy: PolicyName) -> Self {
-        let rules = RoutingRules { policy, shadow: None, worker_queue_ms: f64::INFINITY, seed: 1 };
+        let rules = RoutingRules {
+            policy,
+            shadow: None,
+            worker_queue_ms: f64::INFINITY,
+            gather_ms: 0.0,
+            seed: 1,
+        };
         let block_tokens = u32::try_from(args.block_tokens.get()).unwrap_or(u32::MAX);
         let mut scheduler = Scheduler::new(rules, block_tokens);
         for id in 0..args.workers {

@@ -13,6 +13,8 @@ pub(super) enum Event {
         request: usize,
         ticket: u64,
     },
+    /// Those who gathered at a router are placed.
+    Gathered(usize),
     /// A worker's step ends, unless the worker has been another since.
     StepEnds {
         worker: usize,

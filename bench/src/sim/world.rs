@@ -99,6 +99,7 @@ impl World {
             policy: config.policy,
             shadow: config.routing.shadow,
             worker_queue_ms: config.routing.worker_queue_ms,
+            gather_ms: config.routing.gather_ms,
             seed: fleet.engine.seed,
         };
         let router = |number: usize| {
@@ -175,6 +176,7 @@ impl World {
             match event {
                 Event::Arrives(request) => self.submit(request),
                 Event::GivesUp { request, ticket } => self.give_up(request, ticket),
+                Event::Gathered(router) => self.dispatch_waiting_at(router),
                 Event::StepEnds { worker, life } => self.step_ends(worker, life),
                 Event::Changes(worker) => self.change(worker),
                 Event::Silent { worker, life } => self.silent(worker, life),
@@ -259,6 +261,9 @@ impl World {
                 self.arrivals[request].state = State::Waits(ticket);
                 let at_ms = self.now_ms + self.queue_timeout_ms;
                 self.events.at(at_ms, Event::GivesUp { request, ticket });
+                if let Some(at_ms) = self.routers[router].gathers_until_ms() {
+                    self.events.at(at_ms, Event::Gathered(router));
+                }
             }
         }
     }

@@ -42,6 +42,10 @@ pub struct RouterArgs {
     /// and deadlines still count. For the policy kv.
     #[arg(long, value_name = "MS", default_value_t = 5_000, help_heading = "Routing")]
     pub worker_queue_ms: u64,
+    /// Milliseconds in which requests that come together are gathered and then placed together, the longest prompt first.
+    /// Only requests that would wait in a worker for twice as long gather. 0 places each by itself. For the policy kv.
+    #[arg(long, value_name = "MS", default_value_t = 2.0, help_heading = "Routing")]
+    pub gather_ms: f64,
     /// Milliseconds from the arrival of a request to its first token. A request that cannot meet the deadline is
     /// refused at once. The header X-Headrace-TTFT-Deadline-Ms of a request goes before this flag. 0 sets no deadline.
     #[arg(long, value_name = "MS", default_value_t = 0, help_heading = "Routing")]

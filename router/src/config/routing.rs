@@ -17,6 +17,8 @@ pub struct RoutingConfig {
     pub shadow: Option<PolicyName>,
     /// Requests wait in the router while every worker has more ms of prompts ahead than this.
     pub worker_queue_ms: f64,
+    /// A request that would wait anyway waits so long for those that come with it.
+    pub gather_ms: f64,
     /// The queue of each model.
     pub queue: QueueRules,
     /// From a request's arrival to its first token, where it has no wish of its own.
@@ -40,6 +42,7 @@ impl RoutingConfig {
     pub(super) fn check(args: &RouterArgs) -> Result<Self, ConfigError> {
         Ok(Self {
             shadow: shadow(args)?,
+            gather_ms: gather_ms(args.gather_ms)?,
             worker_queue_ms: as_ms(millis("worker-queue-ms", args.worker_queue_ms)?),
             queue: QueueRules {
                 requests: args.queue_requests,
@@ -98,6 +101,14 @@ fn slo_tpot_ms(ms: f64) -> Result<Option<f64>, ConfigError> {
         return Err(flag("slo-tpot-ms", format!("is {ms}"), "0 for no limit, or up to an hour"));
     }
     Ok((ms > 0.0).then_some(ms))
+}
+
+fn gather_ms(ms: f64) -> Result<f64, ConfigError> {
+    if !(0.0..=1_000.0).contains(&ms) {
+        let hint = "0 places each request by itself, up to a second";
+        return Err(flag("gather-ms", format!("is {ms}"), hint));
+    }
+    Ok(ms)
 }
 
 fn decision_log(args: &RouterArgs) -> Result<Option<DecisionLogConfig>, ConfigError> {

@@ -48,6 +48,9 @@ fn every_error_names_its_flag_and_a_remedy() {
         (refused(|a| a.shadow = Some(a.policy.clone())), "--shadow"),
         (refused(|a| a.worker_queue_ms = 0), "--worker-queue-ms"),
         (refused(|a| a.queue_ageing_ms = 0), "--queue-ageing-ms"),
+        (refused(|a| a.gather_ms = -0.1), "--gather-ms"),
+        (refused(|a| a.gather_ms = 1_000.1), "--gather-ms"),
+        (refused(|a| a.gather_ms = f64::NAN), "--gather-ms"),
         (refused(|a| a.queue_floors = vec![0.5, 0.2]), "--queue-floors"),
         (refused(|a| a.queue_floors = vec![0.5, 0.2, -0.1]), "--queue-floors"),
         (refused(|a| a.queue_floors = vec![0.5, 0.2, f64::NAN]), "--queue-floors"),
@@ -102,7 +105,7 @@ fn every_time_comes_from_its_own_flag() {
         (a.heartbeat_ms, a.heartbeat_timeout_ms, a.kv_lease_ms) = (20, 61, 22);
         (a.transfer_timeout_ms, a.handshake_timeout_ms, a.first_byte_timeout_ms) = (23, 24, 25);
         (a.describe_timeout_ms, a.worker_queue_ms, a.queue_ageing_ms) = (26, 27, 28);
-        (a.ttft_deadline_ms, a.slo_tpot_ms) = (29, 30.5);
+        (a.ttft_deadline_ms, a.slo_tpot_ms, a.gather_ms) = (29, 30.5, 31.5);
     });
     let Deadlines { queue, submit, first_token, token, stall, request } = config.deadlines;
     let (http, fleet, routing) = (config.http, config.fleet, config.routing);
@@ -116,7 +119,7 @@ fn every_time_comes_from_its_own_flag() {
     assert_eq!(ms(&dials), [24, 25, 26]);
     assert_eq!((routing.worker_queue_ms, routing.queue.ageing_ms), (27.0, 28.0));
     assert_eq!(routing.ttft_deadline, Some(Duration::from_millis(29)));
-    assert_eq!(routing.slo_tpot_ms, Some(30.5));
+    assert_eq!((routing.slo_tpot_ms, routing.gather_ms), (Some(30.5), 31.5));
 }
 
 #[test]

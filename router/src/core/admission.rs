@@ -14,7 +14,7 @@ mod floors;
 mod lanes;
 mod pick;
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use arrival::{Aged, Arrival, Total};
@@ -314,6 +314,14 @@ impl<T> Admission<T> {
     /// What is kept with one that waits.
     pub fn item_mut(&mut self, ticket: u64) -> Option<&mut T> {
         self.waiting.get_mut(&ticket).map(|(_, item)| item)
+    }
+
+    /// All that wait, the highest class first, in it those with most tokens, of these the oldest.
+    #[must_use]
+    pub fn longest_first(&self) -> Vec<u64> {
+        let mut all: Vec<_> = self.waiting.values().map(|(entry, _)| entry).collect();
+        all.sort_unstable_by_key(|entry| (Reverse((entry.class, entry.tokens)), entry.ticket));
+        all.into_iter().map(|entry| entry.ticket).collect()
     }
 
     /// All that wait, the oldest first.

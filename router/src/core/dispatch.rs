@@ -1,6 +1,7 @@
 //! The whole placement of one model's requests: those that find a worker go there, those that do not wait in order, those
 //! that would wait in vain are told so at once. The router and the simulator both drive this.
 
+mod gathering;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,8 @@ pub struct Dispatch<T, W = ()> {
     /// Those that began before and go on, by their names, so the first to come first. They are before all others and outside
     /// the bounds of the queue: each is an answer in flight, of which the caller bounds the number.
     returning: BTreeMap<RequestId, (PlacementRequest, T)>,
+    /// While the requests of a moment gather in the queue: until when.
+    gathers_until_ms: Option<f64>,
 }
 
 /// What became of a request that asked for a place.
@@ -32,7 +35,8 @@ pub struct Dispatch<T, W = ()> {
 pub enum Submitted<T> {
     /// It goes there.
     Placed(Placement, T),
-    /// It waits; a later [`Dispatch::dispatch_waiting`] places it.
+    /// It waits; a later [`Dispatch::dispatch_waiting`] places it, at the latest when [`Dispatch::gathers_until_ms`] has come if it
+    /// only waits for others.
     Waits,
     /// It was not taken.
     Refused(Refusal, T),
@@ -67,7 +71,8 @@ impl<T, W> Dispatch<T, W> {
     /// With an empty queue.
     #[must_use]
     pub fn new(scheduler: Scheduler<W>, rules: QueueRules) -> Self {
-        Self { scheduler, queue: Admission::new(rules), returning: BTreeMap::new() }
+        let (queue, returning) = (Admission::new(rules), BTreeMap::new());
+        Self { scheduler, queue, returning, gathers_until_ms: None }
     }
 
     /// Places a request, lets it wait, or refuses it. `may_open`: a worker that is closed now may soon take work.
@@ -86,11 +91,16 @@ impl<T, W> Dispatch<T, W> {
             return Submitted::Refused(refusal, item);
         }
         let class = Class::of(wanted.priority);
-        if self.nobody_waits() {
-            match self.scheduler.place(&wanted, now_ms) {
-                Ok(placement) => {
+        let mut has_place = false;
+        if self.nobody_is_before() {
+            match self.scheduler.place_if_soon(&wanted, self.gathers_from_ms(&wanted), now_ms) {
+                Ok(Some(placement)) => {
                     self.passed_by(&wanted, &placement);
                     return Submitted::Placed(placement, item);
+                }
+                Ok(None) => {
+                    self.gather(now_ms);
+                    has_place = true;
                 }
                 Err(not_placed) => match not_placed.no_place {
                     NoPlace::AllFull => {}
@@ -100,7 +110,7 @@ impl<T, W> Dispatch<T, W> {
                 },
             }
         }
-        if let Some(what) = self.queue.crowded().filter(|_| wanted.yields) {
+        if let Some(what) = self.queue.crowded().filter(|_| wanted.yields && !has_place) {
             let retry_after_ms = self.retry_after_ms();
             return Submitted::Refused(Refusal::QueueFull { what, retry_after_ms }, item);
         }

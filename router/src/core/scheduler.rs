@@ -58,6 +58,9 @@ pub struct RoutingRules {
     /// Under `kv`, a request waits in the router, where order, fairness and deadlines still apply to it, while every worker
     /// has more ms of prompts ahead than this. The other policies know nothing of ms.
     pub worker_queue_ms: f64,
+    /// Under `kv`, a request that would wait in a worker anyway first waits so long in the router for those that come with it
+    /// ([`Dispatch`](crate::core::dispatch::Dispatch)); 0: each is placed by itself.
+    pub gather_ms: f64,
     /// Of the random choices.
     pub seed: u64,
 }
@@ -196,6 +199,11 @@ impl<W> Scheduler<W> {
     pub fn set_block_tokens(&mut self, block_tokens: u32) {
         debug_assert!(self.workers.is_empty(), "blocks of two sizes");
         self.block_tokens = block_tokens.max(1);
+    }
+
+    /// How it chooses.
+    pub(in crate::core) fn rules(&self) -> &RoutingRules {
+        &self.rules
     }
 
     /// Tokens in a block.

@@ -466,6 +466,6 @@ pub(super) fn compare(
 }
 
 fn rules(config: &Config, seed: u64) -> RoutingRules {
-    let RoutingConfig { shadow, worker_queue_ms, .. } = config.routing;
-    RoutingRules { policy: config.policy, shadow, worker_queue_ms, seed }
+    let RoutingConfig { shadow, worker_queue_ms, gather_ms, .. } = config.routing;
+    RoutingRules { policy: config.policy, shadow, worker_queue_ms, gather_ms, seed }
 }

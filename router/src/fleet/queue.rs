@@ -39,6 +39,8 @@ pub(super) struct QueueTicket {
     request: RequestId,
     model: Arc<ServedModel>,
     pub(super) since: Instant,
+    /// It gathers with others until then.
+    pub(super) gathers_until: Option<Instant>,
     answer: oneshot::Receiver<QueueAnswer>,
     answered: bool,
 }
@@ -50,7 +52,8 @@ impl QueueTicket {
         model: Arc<ServedModel>,
         answer: oneshot::Receiver<QueueAnswer>,
     ) -> Self {
-        Self { registry, request, model, since: Instant::now(), answer, answered: false }
+        let since = Instant::now();
+        Self { registry, request, model, since, gathers_until: None, answer, answered: false }
     }
 
     /// `None` if the queue was given up.

@@ -139,6 +139,12 @@ impl Registry {
         self.at_ms(Instant::now())
     }
 
+    /// A moment of that clock, or a millionth of a second later: never before it.
+    pub(super) fn after_ms(&self, ms: f64) -> Instant {
+        let since = Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default();
+        self.begin + since + Duration::from_micros(1)
+    }
+
     /// A moment on that clock.
     pub(crate) fn at_ms(&self, at: Instant) -> f64 {
         at.saturating_duration_since(self.begin).as_secs_f64() * 1e3

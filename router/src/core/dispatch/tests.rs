@@ -1,5 +1,6 @@
 //! Placed at once, waiting in order, or refused with a reason and a time: never lost, never twice.
 
+mod gathering;
 mod passed_over;
 mod random;
 
@@ -24,7 +25,17 @@ fn dispatch_of(workers: &[(u32, u32, u32)], queue: usize) -> Dispatch<u64> {
 }
 
 fn dispatch_with(workers: &[(u32, u32, u32)], queue: usize, worker_queue_ms: f64) -> Dispatch<u64> {
-    let rules = RoutingRules { policy: PolicyName::Kv, shadow: None, worker_queue_ms, seed: 1 };
+    let rules = RoutingRules {
+        policy: PolicyName::Kv,
+        shadow: None,
+        worker_queue_ms,
+        gather_ms: 0.0,
+        seed: 1,
+    };
+    dispatch_by(rules, workers, queue)
+}
+
+fn dispatch_by(rules: RoutingRules, workers: &[(u32, u32, u32)], queue: usize) -> Dispatch<u64> {
     let mut scheduler = Scheduler::new(rules, 16);
     for &(id, slots, waiting) in workers {
         scheduler.join(

@@ -34,20 +34,37 @@ impl<T, W> Dispatch<T, W> {
         if !self.dispatch_returning(now_ms, &mut deliver) && may_open {
             return;
         }
-        while let Some((entry, item, result)) = self.next(may_open, now_ms) {
-            match result {
-                Ok(placement) => {
-                    let charge = placement.expected_block_seconds;
-                    self.queue.charge(entry.tenant, charge);
-                    let legs = legs(&placement);
-                    if !deliver(item, Ok(placement), &self.scheduler) {
-                        self.queue.charge(entry.tenant, -charge);
-                        self.give_back(legs, now_ms);
-                    }
+        if let Some(gathered) = self.gathered(now_ms) {
+            let mut gathered = gathered.into_iter();
+            while let Some(next) = self.first_of(&mut gathered, may_open, now_ms) {
+                self.hand_over(next, now_ms, &mut deliver);
+            }
+        } else if self.gathers_until_ms().is_some() {
+            return;
+        }
+        while let Some(next) = self.next(may_open, now_ms) {
+            self.hand_over(next, now_ms, &mut deliver);
+        }
+    }
+
+    fn hand_over(
+        &mut self,
+        (entry, item, result): Next<T>,
+        now_ms: f64,
+        deliver: &mut impl FnMut(T, Result<Placement, Refusal>, &Scheduler<W>) -> bool,
+    ) {
+        match result {
+            Ok(placement) => {
+                let charge = placement.expected_block_seconds;
+                self.queue.charge(entry.tenant, charge);
+                let legs = legs(&placement);
+                if !deliver(item, Ok(placement), &self.scheduler) {
+                    self.queue.charge(entry.tenant, -charge);
+                    self.give_back(legs, now_ms);
                 }
-                Err(refusal) => {
-                    deliver(item, Err(refusal), &self.scheduler);
-                }
+            }
+            Err(refusal) => {
+                deliver(item, Err(refusal), &self.scheduler);
             }
         }
     }
@@ -57,8 +74,19 @@ impl<T, W> Dispatch<T, W> {
         if self.queue.is_empty() {
             return None;
         }
+        let order = self.queue.order(now_ms, TRIED);
+        self.first_of(&mut order.into_iter(), may_open, now_ms)
+    }
+
+    /// The first of these for whom something can be done now. Nobody after the one for whom there is no room is tried.
+    fn first_of(
+        &mut self,
+        tickets: &mut impl Iterator<Item = u64>,
+        may_open: bool,
+        now_ms: f64,
+    ) -> Option<Next<T>> {
         let mut yielding_wait = false;
-        for ticket in self.queue.order(now_ms, TRIED) {
+        for ticket in tickets {
             let (_, (wanted, _)) = self.queue.get(ticket)?;
             if wanted.yields && yielding_wait && wanted.excluded.is_empty() {
                 continue; // where the one before found no room

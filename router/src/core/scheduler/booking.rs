@@ -39,6 +39,36 @@ impl<W> Scheduler<W> {
         wanted: &PlacementRequest,
         now_ms: f64,
     ) -> Result<Placement, NotPlaced> {
+        let decision = self.choose(wanted, now_ms)?;
+        Ok(self.take(wanted, decision, now_ms))
+    }
+
+    /// The same for one that would rather wait than be placed where its prompt waits for `enough_ms` or longer: it is not placed
+    /// then, and nothing was decided.
+    ///
+    /// # Errors
+    /// Nothing is booked.
+    pub fn place_if_soon(
+        &mut self,
+        wanted: &PlacementRequest,
+        enough_ms: f64,
+        now_ms: f64,
+    ) -> Result<Option<Placement>, NotPlaced> {
+        let before = (self.chooser.clone(), self.shadow.clone());
+        let decision = self.choose(wanted, now_ms)?;
+        if decision.chosen().is_some_and(|(_, estimate)| estimate.queue_ms >= enough_ms) {
+            (self.chooser, self.shadow) = before;
+            return Ok(None);
+        }
+        Ok(Some(self.take(wanted, decision, now_ms)))
+    }
+
+    /// Chooses, and books nothing. Of a decision without an error there is a winner.
+    fn choose(
+        &mut self,
+        wanted: &PlacementRequest,
+        now_ms: f64,
+    ) -> Result<Arc<Decision>, NotPlaced> {
         let ask = self.ask(wanted, now_ms);
         let asking = self.asking(wanted, &ask, now_ms);
         // whoever may look at all of it wants all candidates
@@ -58,6 +88,16 @@ impl<W> Scheduler<W> {
         if let Some((no_place, where_it_failed)) = reasons {
             return Err(NotPlaced { no_place, where_it_failed, decision });
         }
+        Ok(decision)
+    }
+
+    /// Books what was chosen.
+    fn take(
+        &mut self,
+        wanted: &PlacementRequest,
+        decision: Arc<Decision>,
+        now_ms: f64,
+    ) -> Placement {
         let (chosen, estimate) = decision.chosen().expect("there is a winner");
         let Estimate { transfer_ms, decode_ms, .. } = *estimate;
         let (ttft_ms, output) = (estimate.ttft_ms(), decision.ask.output_tokens);
@@ -84,7 +124,7 @@ impl<W> Scheduler<W> {
             PrefillLeg { request, worker: on.id }
         });
         let (request, worker) = (wanted.request, chosen.id);
-        Ok(Placement { request, worker, prefill, expected_block_seconds, decision })
+        Placement { request, worker, prefill, expected_block_seconds, decision }
     }
 
     /// What is kept of a decision that was made without those that are left out.

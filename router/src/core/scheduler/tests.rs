@@ -52,6 +52,7 @@ fn scheduler(workers: u32) -> Scheduler {
         policy: PolicyName::Kv,
         shadow: Some(PolicyName::RoundRobin),
         worker_queue_ms: 1e6,
+        gather_ms: 0.0,
         seed: 7,
     };
     let mut scheduler = Scheduler::new(rules, BLOCK);
@@ -262,8 +263,13 @@ fn a_backlog_shrinks_with_the_steps_and_ends_with_the_first_token() {
 
 #[test]
 fn a_worker_with_too_long_a_queue_gets_no_more() {
-    let rules =
-        RoutingRules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: 300.0, seed: 1 };
+    let rules = RoutingRules {
+        policy: PolicyName::Kv,
+        shadow: None,
+        worker_queue_ms: 300.0,
+        gather_ms: 0.0,
+        seed: 1,
+    };
     let mut scheduler = Scheduler::new(rules, BLOCK);
     join(&mut scheduler, 0);
     assert!(scheduler.place(&want(1, &keys(1, 150, 0)), 0.0).is_ok());
@@ -287,7 +293,8 @@ fn a_decision_sees_what_is_left_of_a_deadline_and_of_an_answer() {
 #[test]
 fn only_a_queue_of_prompts_is_a_long_queue_and_only_for_kv() {
     let with = |policy| {
-        let rules = RoutingRules { policy, shadow: None, worker_queue_ms: 1.0, seed: 1 };
+        let rules =
+            RoutingRules { policy, shadow: None, worker_queue_ms: 1.0, gather_ms: 0.0, seed: 1 };
         let mut scheduler = Scheduler::new(rules, BLOCK);
         join_with(&mut scheduler, 0, Role::Both, Capacity { sequences: 1, ..capacity() });
         assert!(scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).is_ok());
@@ -419,7 +426,13 @@ fn whoever_does_not_yield_finds_the_prompts_of_those_who_do_behind_its_own() {
 #[test]
 fn decisions_among_many_keep_the_best_unless_somebody_may_look_at_all() {
     let placed = |keeps: bool, shadow: Option<PolicyName>, explains: bool| {
-        let rules = RoutingRules { policy: PolicyName::Kv, shadow, worker_queue_ms: 1e6, seed: 1 };
+        let rules = RoutingRules {
+            policy: PolicyName::Kv,
+            shadow,
+            worker_queue_ms: 1e6,
+            gather_ms: 0.0,
+            seed: 1,
+        };
         let mut scheduler = Scheduler::new(rules, BLOCK).keeping_candidates(keeps);
         (0..40).for_each(|id| join(&mut scheduler, id));
         let ask = |n: u64| PlacementRequest { explains, ..want(n, &keys(n, 20, 5)) };

@@ -124,9 +124,17 @@ impl Registry {
                 Placed::Waits(ticket) => ticket,
             };
             let until = deadline.min(ticket.since + self.setup.config.deadlines.queue);
-            let placed = tokio::select! {
-                placed = tokio::time::timeout_at(until, ticket.wait()) => placed,
-                () = self.cut_off.cancelled() => return Err(RouteError::ShuttingDown),
+            let mut gathers = ticket.gathers_until;
+            let placed = loop {
+                let wakes = gathers.map_or(until, |gathered| gathered.min(until));
+                let placed = tokio::select! {
+                    placed = tokio::time::timeout_at(wakes, ticket.wait()) => placed,
+                    () = self.cut_off.cancelled() => return Err(RouteError::ShuttingDown),
+                };
+                if placed.is_ok() || gathers.take().is_none() {
+                    break placed;
+                }
+                self.place_gathered(&model.name);
             };
             let waited = ticket.since.elapsed();
             model.metrics.queue_seconds.observe(waited);
@@ -163,7 +171,9 @@ impl Registry {
                 Ok(Placed::Now(self.reserved(&placement, &pool.dispatch.scheduler)))
             }
             Submitted::Waits => {
-                let ticket = QueueTicket::new(Arc::clone(self), request, Arc::clone(model), answer);
+                let mut ticket =
+                    QueueTicket::new(Arc::clone(self), request, Arc::clone(model), answer);
+                ticket.gathers_until = pool.dispatch.gathers_until_ms().map(|ms| self.after_ms(ms));
                 // those before it may wait for a worker that failed nobody else
                 self.dispatch_waiting(&mut state, &model.name);
                 Ok(Placed::Waits(ticket))

@@ -41,6 +41,11 @@ impl Registry {
         });
     }
 
+    /// Those who gathered need not wait for others any longer. The first one to say so does it for all.
+    pub(super) fn place_gathered(self: &Arc<Self>, model: &str) {
+        self.dispatch_waiting(&mut self.state(), model);
+    }
+
     pub(in crate::fleet) fn leave_queue(&self, model: &str, request: RequestId) {
         if let Some(pool) = self.state().pools.get_mut(model) {
             pool.dispatch.leave(request);

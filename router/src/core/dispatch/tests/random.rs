@@ -30,11 +30,15 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     /// Each request is placed once, refused once, or left; nothing else happens to it.
     #[test]
-    fn every_request_ends_in_exactly_one_way(events in proptest::collection::vec(event(), 1..150)) {
-        let mut dispatch = dispatch(3, 2, 8);
+    fn every_request_ends_in_exactly_one_way(
+        events in proptest::collection::vec((event(), 0..3_usize), 1..150),
+        gather_ms in proptest::sample::select(vec![0.0, 2.0]),
+    ) {
+        let workers: Vec<_> = (0..3).map(|id| (id, 2, 0)).collect();
+        let mut dispatch = gathering::gathering(gather_ms, &workers, 8);
         let (mut fate, mut running, mut now_ms, mut next) = (BTreeMap::new(), Vec::new(), 0.0, 0);
-        for event in events {
-            now_ms += 300.0;
+        for (event, pause) in events {
+            now_ms += [0.0, 1.0, 300.0][pause];
             match event {
                 Event::Submit { priority, tenant, deadline, resumes } => {
                     next += 1;
@@ -88,6 +92,9 @@ proptest! {
                     running.push(item);
                 }
             }
+        }
+        if dispatch.returning() == 0 {
+            prop_assert!(dispatch.gathers_until_ms().is_none_or(|until_ms| until_ms > now_ms));
         }
         let left = dispatch.refuse_all().len();
         prop_assert_eq!(fate.len() + left, usize::try_from(next).unwrap());

@@ -5,7 +5,10 @@ use super::*;
 use crate::core::estimate::WorkerLoad;
 
 fn with_queue_ms(policy: PolicyName, worker_queue_ms: f64) -> Scheduler {
-    Scheduler::new(RoutingRules { policy, shadow: None, worker_queue_ms, seed: 1 }, BLOCK)
+    Scheduler::new(
+        RoutingRules { policy, shadow: None, worker_queue_ms, gather_ms: 0.0, seed: 1 },
+        BLOCK,
+    )
 }
 
 fn excluded(scheduler: &mut Scheduler, request: &PlacementRequest) -> Vec<Option<Exclusion>> {

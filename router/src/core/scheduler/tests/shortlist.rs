@@ -162,7 +162,13 @@ impl Fleet {
 
     fn scheduler(&self) -> Scheduler {
         let worker_queue_ms = self.queue_ms;
-        let rules = RoutingRules { policy: PolicyName::Kv, shadow: None, worker_queue_ms, seed: 1 };
+        let rules = RoutingRules {
+            policy: PolicyName::Kv,
+            shadow: None,
+            worker_queue_ms,
+            gather_ms: 0.0,
+            seed: 1,
+        };
         let mut scheduler = Scheduler::new(rules, BLOCK);
         (0..self.workers).for_each(|id| self.join(&mut scheduler, id));
         scheduler

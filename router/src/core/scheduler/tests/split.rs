@@ -9,8 +9,13 @@ pub(super) fn role() -> impl Strategy<Value = Role> {
 }
 
 pub(super) fn scheduler_of(policy: PolicyName, roles: &[Role]) -> Scheduler {
-    let rules =
-        RoutingRules { policy, shadow: Some(PolicyName::Kv), worker_queue_ms: 1e6, seed: 7 };
+    let rules = RoutingRules {
+        policy,
+        shadow: Some(PolicyName::Kv),
+        worker_queue_ms: 1e6,
+        gather_ms: 0.0,
+        seed: 7,
+    };
     let mut scheduler = Scheduler::new(rules, BLOCK);
     for (id, role) in (0..).zip(roles) {
         join_as(&mut scheduler, id, *role);
@@ -291,8 +296,13 @@ fn the_load_of_prompts_counts_for_its_own_kind_and_by_those_who_are_open() {
 
 #[test]
 fn prompts_are_held_back_while_all_prefill_workers_have_long_queues() {
-    let rules =
-        RoutingRules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: 300.0, seed: 1 };
+    let rules = RoutingRules {
+        policy: PolicyName::Kv,
+        shadow: None,
+        worker_queue_ms: 300.0,
+        gather_ms: 0.0,
+        seed: 1,
+    };
     let mut scheduler = Scheduler::new(rules, BLOCK);
     join_as(&mut scheduler, 0, Role::Prefill);
     join_with(&mut scheduler, 1, Role::Decode, Capacity { sequences: 64, ..capacity() });
