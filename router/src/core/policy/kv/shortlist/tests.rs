@@ -303,10 +303,10 @@ fn where_the_least_is_not_known_to_a_millionth_nobody_is_passed_over_for_it() {
 #[test]
 fn one_that_only_seems_to_be_in_time_has_no_turn() {
     let ask = Ask { deadline_ms: Some(10.0), ..an_ask() };
-    let late = Cost { below: 0.9, ..whole(50.0, 20.0) };
-    let mut costs = vec![late; 40];
+    let mut costs = vec![whole(50.0, 20.0); 40];
     for place in [30, 32] {
         costs[place] = whole(100.0, 10.0);
     }
+    costs[31] = Cost { below: 1e-9, ..whole(100.0 * (1.0 + 5e-7), 10.0 * (1.0 + 5e-10)) };
     assert!(places(costs, &ask, 30).contains(&32));
 }
