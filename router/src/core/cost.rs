@@ -115,6 +115,8 @@ pub struct StepFit {
     /// noise explains. First those of steps without prompts, then those of steps with some.
     sums: [Sums; 2],
     steps: u64,
+    /// The prior is what somebody knew, not a guess.
+    told: bool,
 }
 
 /// The normal equations of some steps.
@@ -202,7 +204,7 @@ impl StepFit {
     #[must_use]
     pub fn new(own: Option<StepCost>, peers: Option<StepCost>) -> Self {
         match own.filter(StepCost::is_sane).or(peers.filter(StepCost::is_sane)) {
-            Some(cost) => Self::around(cost, PRIOR_SPREAD, LEAST_WEIGHT),
+            Some(cost) => Self { told: true, ..Self::around(cost, PRIOR_SPREAD, LEAST_WEIGHT) },
             None => Self::guess(None),
         }
     }
@@ -213,7 +215,7 @@ impl StepFit {
         let about: Vector = from_fn(|i| if prior[i] > 0.0 { prior[i] } else { guess[i] });
         let spread = from_fn(|i| (spread * about[i]).max(1e-3 * guess[i]));
         let sums = [Sums::default(), Sums::default()];
-        Self { cost: prior, prior, spread, weight: 1.0, least_weight, sums, steps: 0 }
+        Self { cost: prior, prior, spread, weight: 1.0, least_weight, sums, steps: 0, told: false }
     }
 
     /// Begins with what its peers are like, as a guess that the first steps replace.
@@ -226,6 +228,12 @@ impl StepFit {
     #[must_use]
     pub fn cost(&self) -> StepCost {
         StepCost::from_vector(self.cost)
+    }
+
+    /// The cost is one that somebody told or that some steps took, not a guess.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.told || self.steps >= TRUSTED
     }
 
     /// Steps that it learnt from.

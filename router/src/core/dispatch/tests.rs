@@ -36,6 +36,15 @@ fn dispatch_with(workers: &[(u32, u32, u32)], queue: usize, worker_queue_ms: f64
 }
 
 fn dispatch_by(rules: RoutingRules, workers: &[(u32, u32, u32)], queue: usize) -> Dispatch<u64> {
+    dispatch_of_cost(Some(COST), rules, workers, queue)
+}
+
+fn dispatch_of_cost(
+    step_prior: Option<StepCost>,
+    rules: RoutingRules,
+    workers: &[(u32, u32, u32)],
+    queue: usize,
+) -> Dispatch<u64> {
     let mut scheduler = Scheduler::new(rules, 16);
     for &(id, slots, waiting) in workers {
         scheduler.join(
@@ -55,7 +64,7 @@ fn dispatch_by(rules: RoutingRules, workers: &[(u32, u32, u32)], queue: usize) -
                 },
                 group: None,
                 queue_rule: QueueRule::Fifo, // so that nobody overtakes a long prompt
-                step_prior: Some(COST),
+                step_prior,
             },
             (),
         );

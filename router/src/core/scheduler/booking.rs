@@ -43,8 +43,8 @@ impl<W> Scheduler<W> {
         Ok(self.take(wanted, decision, now_ms))
     }
 
-    /// The same for one that would rather wait than be placed where its prompt waits for `enough_ms` or longer: it is not placed
-    /// then, and nothing was decided.
+    /// The same for one that would rather wait than be placed where its prompt waits for `enough_ms` or longer, by costs that are
+    /// known and no guess: it is not placed then, and nothing was decided.
     ///
     /// # Errors
     /// Nothing is booked.
@@ -56,11 +56,18 @@ impl<W> Scheduler<W> {
     ) -> Result<Option<Placement>, NotPlaced> {
         let before = (self.chooser.clone(), self.shadow.clone());
         let decision = self.choose(wanted, now_ms)?;
-        if decision.chosen().is_some_and(|(_, estimate)| estimate.queue_ms >= enough_ms) {
+        if self.waits_ms(&decision).is_some_and(|ms| ms >= enough_ms) {
             (self.chooser, self.shadow) = before;
             return Ok(None);
         }
         Ok(Some(self.take(wanted, decision, now_ms)))
+    }
+
+    /// How long its prompt waits for the worker that computes it, as far as that is known.
+    fn waits_ms(&self, decision: &Decision) -> Option<f64> {
+        let (chosen, estimate) = decision.chosen()?;
+        let computes = decision.chosen_prefill().unwrap_or(chosen).id;
+        self.workers[self.find(computes)?].fit.is_known().then_some(estimate.queue_ms)
     }
 
     /// Chooses, and books nothing. Of a decision without an error there is a winner.

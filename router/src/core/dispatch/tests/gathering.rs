@@ -85,6 +85,39 @@ fn one_gathers_if_it_would_wait_twice_as_long_as_that_takes() {
 }
 
 #[test]
+fn nobody_waits_for_what_is_only_a_guess() {
+    let workers = [(0, 20, 0)];
+    let mut dispatch = dispatch_of_cost(None, rules(PolicyName::Kv, 2.0), &workers, 10);
+    placed(submit(&mut dispatch, want(1), 0.0));
+    placed(submit(&mut dispatch, want(2), 1.0));
+    for number in 1..9 {
+        let at_ms = 100.0 * number as f64;
+        placed(submit(&mut dispatch, want(10 + number), at_ms));
+        learns(&mut dispatch, number, at_ms);
+    }
+    waits(&mut dispatch, want(20), 801.0); // the eighth step said what one costs
+}
+
+/// The worker took a step of 100 ms for 1,000 tokens of prompts.
+fn learns(dispatch: &mut Dispatch<u64>, number: u64, now_ms: f64) {
+    let step = Step {
+        step: number,
+        ms: 100.0,
+        waited_us: 0,
+        prefill_tokens: 1_000,
+        prefill_context: 0,
+        decode_rows: 0,
+        kv_tokens: 0,
+        waiting_tokens: 9_000,
+        drafted: 0,
+        accepted: 0,
+        load: Load::default(),
+        outputs: Vec::new(),
+    };
+    let _ = dispatch.scheduler.step(WorkerId(0), &step, Given::default(), now_ms);
+}
+
+#[test]
 fn a_higher_class_goes_before_a_longer_prompt_and_the_first_before_its_equals() {
     let mut dispatch = busy(2.0);
     let low = PlacementRequest { priority: -1, ..of(9_000, 3) };
