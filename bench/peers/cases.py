@@ -10,7 +10,7 @@ OTHER_DESCRIPTORS = 150
 PREFIXES = 64  # beginnings of prompts that are asked for
 CACHED_PREFIXES = 40  # of those, how many a worker has room for
 STALLED_TOKENS = 256
-TOKEN_TEXT = " river"  # of all tokens of `bench http-worker`
+TOKEN_TEXT = " water"  # of all tokens of `bench http-worker`
 REQUESTS_OF_A_CLIENT = (
     1_000_000  # more than it sends in a run: numbers of requests begin so far apart
 )

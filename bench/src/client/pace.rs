@@ -46,14 +46,14 @@ mod tests {
     fn late(came: &[(u64, u32)]) -> Vec<f32> {
         let begin = Instant::now();
         let came = came.iter().map(|(ms, tokens)| (begin + Duration::from_millis(*ms), *tokens));
-        TokenPace::new(Duration::from_millis(20), " river").late_ms(&came.collect::<Vec<_>>())
+        TokenPace::new(Duration::from_millis(20), " water").late_ms(&came.collect::<Vec<_>>())
     }
 
     #[test]
     fn tokens_of_an_event_are_counted_by_their_text() {
-        let pace = TokenPace::new(Duration::from_millis(20), " river");
-        assert_eq!(pace.tokens(br#"data: {"delta":{"content":" river"}}"#), 1);
-        assert_eq!(pace.tokens(br#"data: {"delta":{"content":" river river river"}}"#), 3);
+        let pace = TokenPace::new(Duration::from_millis(20), " water");
+        assert_eq!(pace.tokens(br#"data: {"delta":{"content":" water"}}"#), 1);
+        assert_eq!(pace.tokens(br#"data: {"delta":{"content":" water water water"}}"#), 3);
         assert_eq!(pace.tokens(b"data: {}"), 0);
     }
 

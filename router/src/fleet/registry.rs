@@ -6,6 +6,7 @@ mod descriptions;
 mod glance;
 mod groups;
 mod joining;
+mod keys;
 mod members;
 mod names;
 mod placing;

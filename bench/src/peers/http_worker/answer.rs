@@ -7,7 +7,7 @@ use serde_json::json;
 use super::request::{Asked, Head, Unreadable, words};
 
 /// The text of a token.
-const TOKEN: &str = " river";
+const TOKEN: &str = " water";
 
 /// What an answer is put together from.
 pub(super) struct Parts {

@@ -1,27 +1,20 @@
 //! A request at the registry: what its model is, and a place for it or a wait.
 
 use std::collections::BTreeSet;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Registry;
-use crate::core::blocks::{BlockHash, ChainMemo};
 use crate::core::dispatch::{Refusal, Submitted};
 use crate::core::scheduler::{Placement, PlacementRequest, Scheduler};
-use crate::core::secret::HashKey;
 use crate::error::RouteError;
 use crate::fleet::booking::Reservation;
 use crate::fleet::pool::{PooledWorker, WorkerPool, places};
 use crate::fleet::queue::{QueueTicket, Waiting};
 use crate::metrics::ModelMetrics;
 use crate::prompt::PromptEngine;
-
-/// Prompts of more tokens are hashed away from the threads that serve the sockets. A guess: to hash so many takes 0.1 ms, and to hand
-/// them to another thread and back a good part of that.
-const HASHED_INLINE: usize = 16_384;
 
 /// A model that can be asked for, as it was found: a request goes by this from its body to its last attempt.
 #[derive(Debug)]
@@ -75,30 +68,6 @@ impl Registry {
                 Err(RouteError::UnknownModel { model, served })
             }
         }
-    }
-
-    /// Keys of the full blocks of a prompt.
-    ///
-    /// # Errors
-    /// `Overloaded`, `ShuttingDown`: long prompts are hashed by the threads of the tokeniser.
-    pub(crate) async fn block_keys(
-        &self,
-        block_tokens: u32,
-        ids: &Arc<Vec<u32>>,
-        salt: &[u8],
-    ) -> Result<Arc<[u64]>, RouteError> {
-        if ids.len() <= HASHED_INLINE {
-            return Ok(self.block_keys_now(block_tokens, ids, salt));
-        }
-        let (key, memo) = (self.setup.hash_key, Arc::clone(&self.setup.chain_memo));
-        let (ids, salt) = (Arc::clone(ids), salt.to_vec());
-        let hash = move || block_keys(&memo, &key, block_tokens, &ids, &salt);
-        self.setup.tokenize_pool.run(hash).await
-    }
-
-    /// The same on this thread, however long it is.
-    pub(crate) fn block_keys_now(&self, block_tokens: u32, ids: &[u32], salt: &[u8]) -> Arc<[u64]> {
-        block_keys(&self.setup.chain_memo, &self.setup.hash_key, block_tokens, ids, salt)
     }
 
     /// Books a place on a worker, at once if one has room and nobody waits.
@@ -212,18 +181,6 @@ impl Registry {
             }
         }
     }
-}
-
-fn block_keys(
-    memo: &ChainMemo,
-    key: &HashKey,
-    block_tokens: u32,
-    ids: &[u32],
-    salt: &[u8],
-) -> Arc<[u64]> {
-    let Some(block_tokens) = NonZeroUsize::new(block_tokens as usize) else { return [].into() };
-    let hashes = memo.hash_blocks(key, BlockHash::root(key, salt), ids, block_tokens);
-    hashes.into_iter().map(|hash| hash.key().0).collect()
 }
 
 pub(super) fn no_worker() -> RouteError {
