@@ -1,20 +1,23 @@
 """Runs the steps of a Dockerfile without Docker: each stage in a chroot made by debootstrap, then its program as its
 user, with a read-only root. `make try-container`, as root on Debian or Ubuntu.
 
-It shows that the steps work, that the program starts, is healthy and ends at SIGTERM. It does not show what a container
-engine adds: its networks, its limits and its seccomp profile.
+It shows that the steps work, that the program starts, is healthy and ends at SIGTERM; with ARGS="--target worker" also
+that router and worker answer a chat. It does not show what a container engine adds: its networks, its limits and its
+seccomp profile.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+import urllib.request
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -35,7 +38,9 @@ from deploy.docker.dockerfile import (
 ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
-START_S, STOP_S = 60.0, 60.0
+START_S, STOP_S, ANSWER_S = 180.0, 60.0, 60.0  # a worker fetches and packs its model first
+# keys that the programs ask for where others reach them
+SECRETS = {"HEADRACE_API_KEY": "a-key-for-this-trial", "HEADRACE_SECRET": "a-secret-for-it"}
 PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -236,48 +241,106 @@ class Trial:
         run("cp", "--archive", "--no-target-directory", origin / source.lstrip("/"), place)
 
 
-def try_out(image: Image, stage: Stage) -> None:
-    """Start it as its user with a read-only root; it must become healthy, write nothing, and end at SIGTERM with 0."""
-    entry, command, check = (stage.last(name) for name in ("ENTRYPOINT", "CMD", "HEALTHCHECK"))
-    assert entry is not None and check is not None
-    words = [*entry.words(), *(command.words() if command else [])]
-    probe = Step(0, "CMD", (), check.text.removeprefix("CMD ")).words()
-    with ExitStack() as mounts:
-        folder = image.folder
-        mounts.enter_context(mounted("--bind", folder, folder))
-        mounts.enter_context(system_folders(folder))
-        mounts.enter_context(mounted("-t", "tmpfs", "-o", "mode=1777", "tmpfs", folder / "tmp"))
-        run("mount", "-o", "remount,bind,ro", folder)
-        inside = ["chroot", f"--userspec={image.user}", "--groups=", str(folder)]
-        env = image.env
-        for path in ("/written", "/opt/headrace/written", "/var/lib/headrace/written"):
-            code = f"open({path!r}, 'w')"
-            refused = subprocess.run(
-                [*inside, "/usr/bin/python3", "-c", code], env=env, capture_output=True, check=False
-            )
+class Container:
+    """A program of an image, as a container would run it: as its user; only /tmp and the volumes can be written."""
+
+    def __init__(self, image: Image, stage: Stage, arguments: list[str]) -> None:
+        entry, command = stage.last("ENTRYPOINT"), stage.last("CMD")
+        assert entry is not None
+        self._image, self._name = image, stage.name
+        self._words = [*entry.words(), *(command.words() if command else []), *arguments]
+        volume = stage.last("VOLUME")
+        self._volumes = volume.words() if volume else []
+        inside = ["chroot", f"--userspec={image.user}", "--groups=", str(image.folder)]
+        self._inside = inside
+
+    @contextmanager
+    def running(self, probe: list[str]) -> Generator[None]:
+        """Starts it; it must become healthy, write nothing but where it may, and end at SIGTERM with 0."""
+        with ExitStack() as mounts:
+            folder = self._image.folder
+            mounts.enter_context(mounted("--bind", folder, folder))
+            mounts.enter_context(system_folders(folder))
+            for place in ("/tmp", *self._volumes):
+                target = folder / place.strip("/")
+                options = f"mode={'1777' if place == '/tmp' else '0700'}"
+                if place != "/tmp":
+                    user, _, group = self._image.user.partition(":")
+                    options += f",uid={user},gid={group or user}"
+                mounts.enter_context(mounted("-t", "tmpfs", "-o", options, "tmpfs", target))
+            run("mount", "-o", "remount,bind,ro", folder)
+            self._is_read_only()
+            say(f"start as {self._image.user}, root read-only: {' '.join(self._words)}")
+            started_at = time.monotonic()
+            process = subprocess.Popen([*self._inside, *self._words], env=self._image.env | SECRETS)
+            try:
+                while self._run(probe).returncode:
+                    if process.poll() is not None:
+                        raise TrialError(f"it ended with status {process.returncode}")
+                    if time.monotonic() - started_at > START_S:
+                        raise TrialError("it is not healthy")
+                    time.sleep(0.05)
+                took_s = time.monotonic() - started_at
+                say(f"{self._name} healthy after {took_s:.2f} s, checks included")
+                yield
+                process.send_signal(signal.SIGTERM)
+                status = process.wait(STOP_S)
+                if status != 0:
+                    raise TrialError(f"after SIGTERM {self._name} ended with status {status}")
+                say(f"{self._name} ended at SIGTERM with status 0")
+            finally:
+                process.kill()
+                process.wait()
+
+    def _run(self, words: list[str]) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*self._inside, *words], env=self._image.env, capture_output=True, check=False
+        )
+
+    def _is_read_only(self) -> None:
+        for folder in ("", "/opt/headrace", "/var/lib/headrace"):
+            if folder in self._volumes:
+                continue
+            path = f"{folder}/written"
+            refused = self._run(["/usr/bin/python3", "-c", f"open({path!r}, 'w')"])
             if b"Read-only file system" not in refused.stderr:
                 raise TrialError(f"{path} can be written")
-        say(f"start as {image.user}, root read-only: {' '.join(words)}")
-        # keys that the program asks for where others reach it
-        secrets = {"HEADRACE_API_KEY": "a-key-for-this-trial", "HEADRACE_SECRET": "a-secret-for-it"}
-        started_at = time.monotonic()
-        process = subprocess.Popen([*inside, *words], env=env | secrets)
-        try:
-            while subprocess.run([*inside, *probe], env=env, stderr=-3, check=False).returncode:
-                if process.poll() is not None:
-                    raise TrialError(f"it ended with status {process.returncode}")
-                if time.monotonic() - started_at > START_S:
-                    raise TrialError("it is not healthy")
-                time.sleep(0.05)
-            say(f"healthy after {time.monotonic() - started_at:.2f} s, checks included")
-            process.send_signal(signal.SIGTERM)
-            status = process.wait(STOP_S)
-            if status != 0:
-                raise TrialError(f"after SIGTERM it ended with status {status}")
-            say("ended at SIGTERM with status 0")
-        finally:
-            process.kill()
-            process.wait()
+
+
+def health_check(stage: Stage) -> list[str]:
+    check = stage.last("HEALTHCHECK")
+    assert check is not None
+    return Step(0, "CMD", (), check.text.removeprefix("CMD ")).words()
+
+
+def ask() -> str:
+    """What a chat through the router gets from the worker."""
+    body = {
+        "model": "SmolLM2-135M-Instruct",
+        "max_tokens": 8,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    }
+    headers = {
+        "content-type": "application/json",
+        "authorization": f"Bearer {SECRETS['HEADRACE_API_KEY']}",
+    }
+    request = urllib.request.Request(
+        "http://127.0.0.1:8000/v1/chat/completions", json.dumps(body).encode(), headers
+    )
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
+def try_out(target: str, images: Callable[[str], Image], known: dict[str, Stage]) -> None:
+    """Runs the router, and beside it the worker if that is what is tried."""
+    router = Container(images("router"), known["router"], [])
+    with router.running(health_check(known["router"])):
+        if target == "worker":
+            flags = ["--router", "127.0.0.1:8001", "--http-port", "8002"]
+            worker = Container(images("worker"), known["worker"], flags)
+            ready = ["python", "/opt/headrace/health.py", "http://127.0.0.1:8002/readyz"]
+            with worker.running(ready):
+                say(f"the router and the worker answer: {ask()!r}")
 
 
 def main() -> int:
@@ -296,10 +359,11 @@ def main() -> int:
     try:
         known = {stage.name: stage for stage in stages(flags.file.read_text())}
         stage = known[flags.target]
-        image = Trial(work, flags.work, flags.mirror, ROOT).build(stage, known)
+        trial = Trial(work, flags.work, flags.mirror, ROOT)
+        image = trial.build(stage, known)
         size = subprocess.check_output(["du", "-sm", image.folder], text=True).split()[0]
         say(f"{stage.name}: {size} MB")
-        try_out(image, stage)
+        try_out(flags.target, lambda name: trial.build(known[name], known), known)
     except (TrialError, DockerfileError, OSError) as error:
         print(f"try-container: {error}", file=sys.stderr)
         return 1

@@ -209,7 +209,10 @@ def test_once_asks_for_one_event(capsys: pytest.CaptureFixture[str]) -> None:
         ((200, event(document(workers="many"))), "not a document"),
         ((200, b"data: " + b"[" * 100_000 + b"\n\n"), "not a document"),
         ((429, b'{"error": {"message": "too many \\u001b[2J"}}'), "too many \\x1b[2J"),
-        ((404, b"<html>"), "status 404"),
+        (
+            (404, b"<html>"),
+            "status 404; a router with --admin-listen-only has it at --admin-listen",
+        ),
     ],
 )
 def test_a_stranger_at_the_other_end_is_an_error_in_a_line(

@@ -38,6 +38,10 @@ class KeyRefusedError(ChatError):
     """The server does not serve whoever has this key: asking again does not help."""
 
 
+class NotThereError(ChatError):
+    """The server knows no such path."""
+
+
 @dataclass(slots=True)
 class Server:
     """Where requests go."""
@@ -71,7 +75,7 @@ class Server:
             reason = _message(response.read()) or f"status {response.status}"
             if response.status in {401, 403}:
                 raise KeyRefusedError(f"{reason}; the key comes from {self.key_from}")
-            raise ChatError(reason)
+            raise NotThereError(reason) if response.status == 404 else ChatError(reason)
         return response
 
     def first_model(self) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from typing import Any, TextIO, cast
 
 from headrace.cli.client import keys
-from headrace.cli.client.chat import ChatError, KeyRefusedError, Server
+from headrace.cli.client.chat import ChatError, KeyRefusedError, NotThereError, Server
 from headrace.cli.client.columns import aligned
 from headrace.cli.client.terminal import leave_stdout, printable
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     server = Server(args.url, key, keys.ADMIN_KEY_FROM, tls, SILENCE_S)
     try:
         if args.once:
-            with contextlib.closing(_documents(server, once=True)) as documents:
+            with contextlib.closing(_first_documents(server, once=True)) as documents:
                 _print(next(documents), args, sys.stdout)
             return 0
         return _watch(server, args)
@@ -87,7 +87,7 @@ def _for_ever(server: Server) -> Generator[Document | ChatError]:
 
     Raises ChatError where the first one cannot be had, and KeyRefusedError at any time.
     """
-    yield from _documents(server)
+    yield from _first_documents(server)
     ended, told = ChatError("the stream ended"), ""
     reason = ended
     while True:
@@ -116,6 +116,15 @@ def _documents(server: Server, *, once: bool = False) -> Generator[Document]:
                 if not isinstance(document, dict):
                     raise ValueError("a document is an object")
                 yield cast(Document, document)
+
+
+def _first_documents(server: Server, *, once: bool = False) -> Generator[Document]:
+    """Those of the first stream. Where there is none, the reason may be that operators are served elsewhere."""
+    try:
+        yield from _documents(server, once=once)
+    except NotThereError as error:
+        hint = "a router with --admin-listen-only has it at --admin-listen: give that as --url"
+        raise ChatError(f"{error}; {hint}") from error
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
