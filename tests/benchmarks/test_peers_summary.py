@@ -73,7 +73,7 @@ def test_figures_are_of_the_routers_processes_alone() -> None:
 
 def test_how_late_tokens_are_is_asked_where_all_have_one_text() -> None:
     flags = PACED[2048].flags(4.0)
-    assert flags[flags.index("--pace") :][:4] == ["--pace", "20.0ms", "--token-text", " river"]
+    assert flags[flags.index("--pace") :][:4] == ["--pace", "20.0ms", "--token-text", " water"]
     assert "--pace" not in CASE.flags(4.0)
     found = figures(PACED[2048], report(late_ms={"p50": 3.0, "p99": 9.0}), router_processes=1)
     assert (found["late_p50_ms"], found["late_p99_ms"]) == (3.0, 9.0)

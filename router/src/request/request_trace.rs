@@ -70,7 +70,8 @@ struct Known {
     worker: Option<String>,
     /// Of choice 0, where its prompt is computed elsewhere.
     prefill_worker: Option<String>,
-    /// The latest of each choice.
+    /// The latest of each choice, where they are to be explained or nobody else is told of them: thousands of streams would hold
+    /// some kilobytes each for nobody.
     decisions: BTreeMap<u32, Arc<Decision>>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -217,7 +218,7 @@ impl RequestTrace {
         self.known().prefill_worker.clone()
     }
 
-    /// The latest decision about each choice, in their order.
+    /// The latest decision about each choice, in their order; none where a request that is [`Self::logged`] has none to explain.
     #[must_use]
     pub fn decisions(&self) -> Vec<Arc<Decision>> {
         self.known().decisions.values().map(Arc::clone).collect()
@@ -279,7 +280,9 @@ impl RequestTrace {
     /// A choice got its place, after so long a search.
     pub(super) fn placed(&self, choice: u32, place: &Reservation, route: Duration) {
         let mut known = self.known();
-        known.decisions.insert(choice, Arc::clone(place.decision()));
+        if self.explains || self.ends.is_none() {
+            known.decisions.insert(choice, Arc::clone(place.decision()));
+        }
         if choice == 0 {
             known.stages.route = Some(known.stages.route.unwrap_or_default() + route);
             known.told.leg = Some(place.leg());
