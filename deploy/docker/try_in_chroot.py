@@ -16,10 +16,12 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -39,6 +41,7 @@ ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
 START_S, STOP_S, ANSWER_S = 180.0, 60.0, 60.0  # a worker fetches and packs its model first
+BUNDLE = "/etc/ssl/of-this-machine.crt"
 # keys that the programs ask for where others reach them
 SECRETS = {"HEADRACE_API_KEY": "a-key-for-this-trial", "HEADRACE_SECRET": "a-secret-for-it"}
 PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -56,6 +59,14 @@ class Image:
     env: dict[str, str] = field(default_factory=dict)
     workdir: str = "/"
     user: str = "0:0"
+
+
+def ways_out() -> dict[str, str]:
+    """How this machine reaches its packages, as variables."""
+    names = ("http_proxy", "https_proxy", "no_proxy", "PIP_INDEX_URL")
+    both = [*names, *(name.upper() for name in names)]
+    passed = {name: os.environ[name] for name in both if name in os.environ}
+    return passed | dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE", "CARGO_HTTP_CAINFO"), BUNDLE)
 
 
 def say(text: str) -> None:
@@ -148,10 +159,15 @@ class Trial:
         """How this machine reaches its packages is not the Dockerfile's business."""
         for file in Path("/etc/apt/apt.conf.d").glob("*proxy*"):
             shutil.copy(file, folder / "etc/apt/apt.conf.d")
-        for name in ("etc/pip.conf", "etc/ssl/certs/ca-certificates.crt"):
+        # a package of the image writes the usual bundle anew, so this machine's has a place of its own
+        kept = (
+            ("etc/pip.conf", "etc/pip.conf"),
+            ("etc/ssl/certs/ca-certificates.crt", BUNDLE.lstrip("/")),
+        )
+        for name, to in kept:
             if (Path("/") / name).exists():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(Path("/") / name, folder / name)
+                (folder / to).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(Path("/") / name, folder / to)
 
     def _put_rust(self, folder: Path) -> dict[str, str]:
         """This machine's compiler, where the official image has its own; with it, as there, a C compiler."""
@@ -168,10 +184,7 @@ class Trial:
 
     def _outside(self) -> dict[str, str]:
         """Variables that a builder passes on by itself."""
-        names = ("http_proxy", "https_proxy", "no_proxy", "PIP_INDEX_URL", "PIP_CERT")
-        both = [*names, *(name.upper() for name in names)]
-        passed = {name: os.environ[name] for name in both if name in os.environ}
-        return {"PATH": PLAIN_PATH, "DEBIAN_FRONTEND": "noninteractive"} | passed
+        return {"PATH": PLAIN_PATH, "DEBIAN_FRONTEND": "noninteractive"} | ways_out()
 
     def _do(
         self, step: Step, image: Image, values: dict[str, str], all_stages: dict[str, Stage]
@@ -272,7 +285,9 @@ class Container:
             self._is_read_only()
             say(f"start as {self._image.user}, root read-only: {' '.join(self._words)}")
             started_at = time.monotonic()
-            process = subprocess.Popen([*self._inside, *self._words], env=self._image.env | SECRETS)
+            process = subprocess.Popen(
+                [*self._inside, *self._words], env=ways_out() | self._image.env | SECRETS
+            )
             try:
                 while self._run(probe).returncode:
                     if process.poll() is not None:
@@ -327,8 +342,16 @@ def ask() -> str:
     request = urllib.request.Request(
         "http://127.0.0.1:8000/v1/chat/completions", json.dumps(body).encode(), headers
     )
-    with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-        return str(json.load(answer)["choices"][0]["message"]["content"])
+    until = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+                return str(json.load(answer)["choices"][0]["message"]["content"])
+        except urllib.error.HTTPError as error:
+            # the worker is ready, and the router has yet to hear what it serves
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def try_out(target: str, images: Callable[[str], Image], known: dict[str, Stage]) -> None:
