@@ -304,6 +304,7 @@ fn where_the_least_is_not_known_to_a_millionth_nobody_is_passed_over_for_it() {
 fn one_that_only_seems_to_be_in_time_has_no_turn() {
     let ask = Ask { deadline_ms: Some(10.0), ..an_ask() };
     let mut costs = vec![whole(50.0, 20.0); 40];
+    costs[5] = whole(300.0, 1.0); // the soonest, so that nobody else is looked at for that
     for place in [30, 32] {
         costs[place] = whole(100.0, 10.0);
     }
