@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use headrace_router::app::App;
 use headrace_router::core::frame::{Finish, StepCost};
-use headrace_router::error::RouteError;
 use headrace_router::request::{Answer, Job};
-use tokio::task::JoinHandle;
 
 use super::caching::*;
 use super::requests::{answer, next};
+use super::routing::waits;
 use crate::fake_worker::*;
 
 /// A router that gathers for so long, with a worker whose steps take ten times as long and that has one to do.
@@ -31,16 +30,6 @@ fn taking(name: &str, fixed_ms: f64) -> Behaviour {
     Behaviour { lives: false, ..worker }
 }
 
-/// Asks in a task of its own, and returns once it waits as the `n`th.
-async fn gathers(app: &Arc<App>, n: usize, job: Job) -> JoinHandle<Result<Answer, RouteError>> {
-    let waiting = tokio::spawn({
-        let app = Arc::clone(app);
-        async move { answer(&app, job).await }
-    });
-    until("it gathers", || metric(app, "headrace_queue_requests", "") == n as f64).await;
-    waiting
-}
-
 /// How many requests were on the worker when each of these was placed there.
 fn placed_behind<const N: usize>(jobs: &[Job; N]) -> [u32; N] {
     std::array::from_fn(|i| chosen(&jobs[i].request_trace).occupied)
@@ -52,7 +41,7 @@ async fn the_longest_prompt_of_a_moment_goes_first() {
     let jobs = [2, 40, 1, 20].map(|blocks| ask(&prompt(2 + blocks, blocks)));
     let mut waiting = Vec::new();
     for (n, job) in jobs.iter().enumerate() {
-        waiting.push(gathers(&app, n + 1, job.clone()).await);
+        waiting.push(waits(&app, n + 1, job.clone()).await);
     }
     for waiting in waiting {
         in_time("its place", waiting).await.unwrap().unwrap();
@@ -65,7 +54,7 @@ async fn the_longest_prompt_of_a_moment_goes_first() {
 #[tokio::test]
 async fn one_by_itself_is_placed_when_the_time_is_over_and_its_answer_comes() {
     let (app, mut worker, _first) = computing(20.0).await;
-    let waiting = gathers(&app, 1, ask(&prompt(2, 5))).await;
+    let waiting = waits(&app, 1, ask(&prompt(2, 5))).await;
     let mut answer = in_time("its place", waiting).await.unwrap().unwrap();
     let request = worker.submitted().await.request;
     worker.gives(request, &letters("a"), Some(Finish::Length));
@@ -77,8 +66,8 @@ async fn one_by_itself_is_placed_when_the_time_is_over_and_its_answer_comes() {
 async fn who_leaves_is_not_placed_and_the_others_are() {
     let (app, mut worker, first) = computing(500.0).await;
     let jobs = [40, 5].map(|blocks| ask(&prompt(blocks, blocks)));
-    let leaves = gathers(&app, 1, jobs[0].clone()).await;
-    let stays = gathers(&app, 2, jobs[1].clone()).await;
+    let leaves = waits(&app, 1, jobs[0].clone()).await;
+    let stays = waits(&app, 2, jobs[1].clone()).await;
     leaves.abort();
     let stays = in_time("its place", stays).await.unwrap().unwrap();
     let submit = worker.submitted().await;
@@ -93,8 +82,7 @@ async fn who_leaves_is_not_placed_and_the_others_are() {
 async fn those_whose_worker_dies_meanwhile_are_placed_on_the_next_one() {
     let (app, worker, first) = computing(500.0).await;
     let jobs = [5, 40].map(|blocks| ask(&prompt(blocks, blocks)));
-    let waiting =
-        [gathers(&app, 1, jobs[0].clone()).await, gathers(&app, 2, jobs[1].clone()).await];
+    let waiting = [waits(&app, 1, jobs[0].clone()).await, waits(&app, 2, jobs[1].clone()).await];
     drop((first, worker));
     let _other = taking("w1", 1.0).ready(&app).await;
     let mut answers = Vec::new();

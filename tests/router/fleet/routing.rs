@@ -57,7 +57,11 @@ fn wanted_within(app: &App, first_token: Duration, job: Job) -> Job {
 }
 
 /// Asks in a task of its own, and returns once it waits as the `n`th.
-async fn waits(app: &Arc<App>, n: usize, job: Job) -> JoinHandle<Result<Answer, RouteError>> {
+pub(super) async fn waits(
+    app: &Arc<App>,
+    n: usize,
+    job: Job,
+) -> JoinHandle<Result<Answer, RouteError>> {
     let waiting = tokio::spawn({
         let app = Arc::clone(app);
         async move { answer(&app, job).await }
