@@ -1,6 +1,7 @@
 //! The CPU kernels for Python: packed weights, and a recorded forward pass that runs with the GIL released.
 
 mod exchange;
+mod experts;
 mod mapped;
 mod weights;
 
@@ -8,27 +9,22 @@ use std::sync::Arc;
 
 use headrace_kernels::attention::KvShape;
 use headrace_kernels::mla::{self, MlaShape};
-use headrace_kernels::moe;
-use headrace_kernels::moe::exchange::{Combine, Dispatch};
-use headrace_kernels::moe::router::Router;
-use headrace_kernels::moe::routing::Routing;
-use headrace_kernels::moe::slots::Slots;
 use headrace_kernels::op::{self, RecordError};
 use headrace_kernels::program::{self, AttentionConfig};
 use headrace_kernels::rows::Rope;
 use headrace_kernels::run::Outputs;
 use headrace_kernels::simd::Level;
 use headrace_kernels::step::{Draft, Step, StepError};
-use headrace_kernels::weight::{Dtype, Elements};
+use headrace_kernels::weight::Dtype;
 use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2};
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use exchange::PyExchange;
+pub(crate) use experts::{Experts, Slots};
+use mapped::Image;
 use weights::Stored;
 pub(crate) use weights::{Table, Weight};
-
-use crate::ranks::SharedExchange;
 
 fn dtype_named(name: &str) -> PyResult<Dtype> {
     Dtype::named(name).ok_or_else(|| PyValueError::new_err(format!("unknown dtype {name:?}")))
@@ -77,127 +73,34 @@ impl HeadMatrices {
         Ok(Self(Arc::new(packed)))
     }
 
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.0.bytes()
-    }
-}
-
-#[pyclass(frozen, module = "headrace._core")]
-pub(crate) struct Experts(Arc<moe::Experts>);
-
-#[pymethods]
-impl Experts {
-    #[new]
-    #[pyo3(signature = (gate, bias, gate_up, down, dtype, *, top_k, groups, top_groups, normalise,
-                        scale, shared=None, exchange=None, partial=false))]
-    #[expect(clippy::too_many_arguments, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
-    fn new(
-        py: Python<'_>,
-        gate: PyReadonlyArray2<'_, f32>,
-        bias: Vec<f32>,
-        gate_up: Bound<'_, PyAny>,
-        down: Bound<'_, PyAny>,
+    #[staticmethod]
+    #[pyo3(signature = (buffer, start, *, heads, nope_dim, v_dim, kv_lora_rank, dtype))]
+    fn mapped(
+        buffer: PyBuffer<u8>,
+        start: usize,
+        heads: usize,
+        nope_dim: usize,
+        v_dim: usize,
+        kv_lora_rank: usize,
         dtype: &str,
-        top_k: usize,
-        groups: usize,
-        top_groups: usize,
-        normalise: bool,
-        scale: f32,
-        shared: Option<(PyRef<'_, Weight>, PyRef<'_, Weight>)>,
-        exchange: Option<Bound<'_, PyAny>>,
-        partial: bool,
     ) -> PyResult<Self> {
-        let (experts, hidden) = gate.as_array().dim();
-        let routing = Routing { experts, top_k, groups, top_groups, normalise, scale };
-        let gate = Elements::F32(gate.as_slice()?);
-        let router = Router::new(gate, bias, hidden, routing).map_err(value_error)?;
-        let count = if exchange.is_some() { gate_up.len()? } else { experts };
-        for (what, got) in [("gate_up", gate_up.len()?), ("down", down.len()?)] {
-            if got != count || got == 0 {
-                let text = format!("experts: list of {what} has {got} elements, expected {count}");
-                return Err(PyValueError::new_err(text));
-            }
-        }
-        let width = down.get_item(0)?.extract::<(Stored<'_>, String)>()?.0.width();
-        let size = (hidden, width);
-        let mut slots = Slots::with_room(count, size, dtype_named(dtype)?);
-        for slot in 0..count {
-            // Each is read when it is asked for, and let go of before the next one.
-            let (first, first_stored): (Stored<'_>, String) = gate_up.get_item(slot)?.extract()?;
-            let (second, second_stored): (Stored<'_>, String) = down.get_item(slot)?.extract()?;
-            let first = expert_half(&first, &first_stored, hidden)?;
-            let second = expert_half(&second, &second_stored, width)?;
-            py.detach(|| slots.push(first, second)).map_err(value_error)?;
-        }
-        let shared = shared.map(|(gate_up, down)| moe::SharedExpert {
-            gate_up: gate_up.0.clone(),
-            down: down.0.clone(),
-        });
-        let combine = if partial { Combine::Partial } else { Combine::Exact };
-        let dispatch = exchange.map(|python| {
-            if let Ok(native) = python.cast::<SharedExchange>() {
-                return Dispatch::Parcels(Box::new(native.get().clone()));
-            }
-            Dispatch::Calls(Box::new(PyExchange { python: python.unbind(), combine }))
-        });
-        let experts = moe::Experts::new(router, slots, shared, dispatch).map_err(value_error)?;
-        Ok(Self(Arc::new(experts)))
+        let (dtype, mut image) = (dtype_named(dtype)?, Image::of(buffer, start)?);
+        let mut next = |n, k| image.matrices(dtype, heads, (n, k), None);
+        let keys = (nope_dim > 0).then(|| next(kv_lora_rank, nope_dim)).transpose()?;
+        let values = next(v_dim, kv_lora_rank)?;
+        Ok(Self(Arc::new(mla::HeadMatrices::lent(keys, values))))
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
-    fn overwrite(
-        &self,
-        py: Python<'_>,
-        slot: usize,
-        gate_up: (Stored<'_>, String),
-        down: (Stored<'_>, String),
-    ) -> PyResult<()> {
-        let (hidden, width) = self.0.expert_size();
-        let first = expert_half(&gate_up.0, &gate_up.1, hidden)?;
-        let second = expert_half(&down.0, &down.1, width)?;
-        py.detach(|| self.0.overwrite(slot, first, second)).map_err(value_error)
-    }
-
-    #[getter]
-    fn slot_nbytes(&self) -> usize {
-        self.0.image_len()
-    }
-
-    fn read_slot<'py>(&self, py: Python<'py>, slot: usize) -> PyResult<Bound<'py, PyArray1<u8>>> {
-        let image = py.detach(|| self.0.read_image(slot)).map_err(value_error)?;
-        Ok(PyArray1::from_vec(py, image))
-    }
-
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
-    fn write_slot(
-        &self,
-        py: Python<'_>,
-        slot: usize,
-        image: PyReadonlyArray1<'_, u8>,
-    ) -> PyResult<()> {
-        let image = image.as_slice()?;
-        py.detach(|| self.0.write_image(slot, image)).map_err(value_error)
-    }
-
-    #[getter]
-    fn counts<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
-        PyArray1::from_vec(py, self.0.counts())
+    fn image<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u8>> {
+        let mut image = Vec::new();
+        py.detach(|| self.0.read_all(&mut image));
+        PyArray1::from_vec(py, image)
     }
 
     #[getter]
     fn nbytes(&self) -> usize {
         self.0.bytes()
     }
-}
-
-/// One of the two matrices of an expert, which is `width` wide.
-fn expert_half<'a>(half: &'a Stored<'_>, stored: &str, width: usize) -> PyResult<Elements<'a>> {
-    if half.width() == width {
-        return half.elements(stored);
-    }
-    Err(PyValueError::new_err(format!("experts: a tensor is not {width} wide")))
 }
 
 #[pyclass(frozen, module = "headrace._core")]

@@ -41,7 +41,7 @@ mod _core {
     #[pymodule_export]
     use crate::index::BlockIndex;
     #[pymodule_export]
-    use crate::kernels::{Experts, HeadMatrices, Program, Table, Value, Weight};
+    use crate::kernels::{Experts, HeadMatrices, Program, Slots, Table, Value, Weight};
     #[pymodule_export]
     use crate::ranks::{SharedExchange, SharedParcels, order_of_sends, plan_sends};
     #[pymodule_export]

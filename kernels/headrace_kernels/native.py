@@ -107,11 +107,7 @@ class NativeBackend:
         )
 
     def head_matrices(self, kv_b: HostArray) -> _core.HeadMatrices:
-        a = self._attention
-        assert isinstance(a, MlaAttention), "the model's heads have keys of their own"
-        shape = (a.heads, a.nope_dim + a.v_dim, a.kv_lora_rank)
-        if kv_b.shape != shape:
-            raise ValueError(f"kv_b is {tuple(kv_b.shape)}, expected {shape}")
+        a = self.latent_heads(kv_b)
         stored = _stored([kv_b])
         return _core.HeadMatrices(
             _array(kv_b.reshape(-1, a.kv_lora_rank), stored),
@@ -121,6 +117,15 @@ class NativeBackend:
             nope_dim=a.nope_dim,
             v_dim=a.v_dim,
         )
+
+    def latent_heads(self, kv_b: HostArray) -> MlaAttention:
+        """What `kv_b` is for. Raises ValueError where it has another shape."""
+        a = self._attention
+        assert isinstance(a, MlaAttention), "the model's heads have keys of their own"
+        shape = (a.heads, a.nope_dim + a.v_dim, a.kv_lora_rank)
+        if kv_b.shape != shape:
+            raise ValueError(f"kv_b is {tuple(kv_b.shape)}, expected {shape}")
+        return a
 
     def experts(
         self,
@@ -135,12 +140,11 @@ class NativeBackend:
     ) -> _core.Experts:
         if len(gate) != routing.experts:
             raise ValueError(f"experts: gate has {len(gate)} rows, expected {routing.experts}")
+        count = routing.experts if dispatch is None else len(gate_up)
         return _core.Experts(
-            _array(gate, "float32"),
+            self.float_rows(gate),
             self.vector(bias),
-            _arrays(gate_up),
-            _arrays(down),
-            self.dtype_name,
+            self.slots(gate_up, down, (count, gate.shape[1])),
             top_k=routing.top_k,
             groups=routing.groups,
             top_groups=routing.top_groups,
@@ -150,6 +154,16 @@ class NativeBackend:
             exchange=None if dispatch is None else _exchange(dispatch),
             partial=dispatch is not None and dispatch.combine == "partial",
         )
+
+    def slots(
+        self, gate_up: Sequence[HostArray], down: Sequence[HostArray], shape: tuple[int, int]
+    ) -> _core.Slots:
+        """As many as `shape` says, and the width of their rows."""
+        return _core.Slots(_arrays(gate_up), _arrays(down), shape, self.dtype_name)
+
+    def float_rows(self, x: HostArray) -> Floats:
+        """Rows that stay float32 whatever the weights are."""
+        return np.ascontiguousarray(x, dtype=np.float32)
 
     def expert_counts(self, experts: _core.Experts) -> NDArray[np.int64]:
         return experts.counts.astype(np.int64)

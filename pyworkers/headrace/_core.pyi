@@ -27,6 +27,7 @@ __all__ = [
     "SamplingColumns",
     "SharedExchange",
     "SharedParcels",
+    "Slots",
     "Table",
     "Value",
     "Weight",
@@ -899,6 +900,22 @@ class HeadMatrices:
         nope_dim: int,
         v_dim: int,
     ) -> HeadMatrices: ...
+    @staticmethod
+    def mapped(
+        buffer: Buffer,
+        start: int,
+        *,
+        heads: int,
+        nope_dim: int,
+        v_dim: int,
+        kv_lora_rank: int,
+        dtype: str,
+    ) -> HeadMatrices:
+        """Read where their image lies, as with `Weight.mapped`."""
+
+    def image(self) -> NDArray[np.uint8]:
+        """The bytes that `mapped` reads: a copy."""
+
     @property
     def nbytes(self) -> int:
         """Bytes that one row reads."""
@@ -915,25 +932,51 @@ class _RankExchange(Protocol):
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
 
 @final
+class Slots:
+    """The experts of a layer that are here, `count` of rows that are `hidden` wide, until an `Experts` takes them.
+
+    Of each `gate_up` holds `[2 * width, hidden]` and `down` `[hidden, width]`, each with its `stored`; for that and
+    `dtype` see `Weight`. They are asked for one by one, and let go of before the next. What does not fit together
+    raises ValueError, and so do slots that were taken.
+    """
+
+    def __new__(
+        cls,
+        gate_up: Sequence[tuple[NDArray[np.float32] | NDArray[np.uint16], str]],
+        down: Sequence[tuple[NDArray[np.float32] | NDArray[np.uint16], str]],
+        shape: tuple[int, int],
+        dtype: str,
+    ) -> Slots: ...
+    @staticmethod
+    def mapped(
+        buffer: Buffer, start: int, *, count: int, hidden: int, width: int, dtype: str
+    ) -> Slots:
+        """Read where their parts lie one after the other, as with `Weight.mapped`."""
+
+    @property
+    def parts(self) -> int:
+        """Of how many parts the bytes consist that `mapped` reads."""
+
+    def image(self, part: int) -> NDArray[np.uint8]:
+        """A part, some of which are empty: a copy."""
+
+@final
 class Experts:
     """Router and experts of one layer; `Routing` explains the rest.
 
-    `gate` is `[experts, hidden]`, and stays float32. Of each expert `gate_up` holds `[2 * width, hidden]` and `down`
-    `[hidden, width]`, each with its `stored`; for that and `dtype` see `Weight`. They are asked for one by one, and let
-    go of before the next. What does not fit together raises ValueError.
+    `gate` is `[experts, hidden]`, and stays float32. What does not fit together raises ValueError.
 
     `shared` is the expert that all rows go through: its `[2 * width, hidden]` and `[hidden, width]`. With an `exchange`
-    the experts are those of this rank's slots, and a step fails with what it raises; `partial` has results summed
-    before they are returned to the ranks that they are for (`Combine` in `moe/dispatch.py`).
+    `slots` are this rank's, and a step fails with what it raises; without one they are all experts in their order.
+    `partial` has results summed before they are returned to the ranks that they are for (`Combine` in
+    `moe/dispatch.py`).
     """
 
     def __new__(
         cls,
         gate: NDArray[np.float32],
         bias: Sequence[float],
-        gate_up: Sequence[tuple[NDArray[np.float32] | NDArray[np.uint16], str]],
-        down: Sequence[tuple[NDArray[np.float32] | NDArray[np.uint16], str]],
-        dtype: str,
+        slots: Slots,
         *,
         top_k: int,
         groups: int,

@@ -20,6 +20,7 @@ from headrace_kernels.ops import HostArray
 from helpers.models.deepseek_oracle import BackendName, load, prompt
 from helpers.models.stepping import Stepper
 from helpers.models.tiny_deepseek import (
+    FP8,
     Tensors,
     fuse_experts,
     quantise_fp8,
@@ -34,12 +35,6 @@ torch.set_num_threads(1)
 
 BLOCK = 16
 BACKENDS: list[BackendName] = ["native", "reference"]
-FP8 = {
-    "quant_method": "fp8",
-    "fmt": "e4m3",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [128, 128],
-}
 # Blocks of 128 that are whole, partial, and with the seam of gate and up in their middle.
 WIDE: dict[str, Any] = {
     "hidden_size": 160,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.models import on_cpu
 from headrace.models.deepseek import Deepseek, load_deepseek
 from headrace.models.deepseek_weights import Share
 from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
@@ -86,6 +87,22 @@ def test_logits_and_drafts_are_those_of_one_rank(ranks: int, dtype: str, tmp_pat
         alone = run(loaded(path, dtype=dtype), rank)
         assert len(found) == len(alone) == 5 + (rank % 2 == 0)
         assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
+
+
+def test_no_rank_takes_experts_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be overwritten, and whoever overwrites what is mapped copies all of a layer first."""
+    path, asked = tiny_deepseek(tmp_path, mtp=True), []
+
+    def folder(*_: object, **others: object) -> None:
+        asked.append(others)
+
+    monkeypatch.setattr(on_cpu, "packed_folder", folder)
+    on_ranks(path, 2, "exact")
+    assert not asked
+    loaded(path)
+    assert asked == [{"drafts": True}]
 
 
 def test_partial_sums_are_near(tmp_path: Path) -> None:

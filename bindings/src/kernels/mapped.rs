@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use headrace_kernels::tile::{Bf16x16, F16x16, F32x16};
-use headrace_kernels::weight::{Lent, Pairs};
+use headrace_kernels::weight::{Dtype, GROUP, Lent, LentLanes, PANEL, Pairs, Weight};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -63,6 +63,30 @@ impl Image {
             Part { buffer: self.buffer.clone(), start: self.start, len, of: PhantomData::<T> };
         self.start = end;
         Ok(Arc::new(part))
+    }
+
+    /// The next `count` matrices `[n, k]`, as [`Weight::read_all`] wrote them.
+    pub(super) fn matrices(
+        &mut self,
+        dtype: Dtype,
+        count: usize,
+        (n, k): (usize, usize),
+        bias: Option<Vec<f32>>,
+    ) -> PyResult<Weight> {
+        let halves = count.saturating_mul(2 * n.div_ceil(PANEL));
+        let lanes = match dtype {
+            Dtype::Float32 => LentLanes::F32(self.part::<F32x16>(halves.saturating_mul(k))?),
+            Dtype::Bfloat16 => LentLanes::Bf16(self.part::<Bf16x16>(halves.saturating_mul(k))?),
+            Dtype::Float16 => LentLanes::F16(self.part::<F16x16>(halves.saturating_mul(k))?),
+            Dtype::Int8 => LentLanes::I8(
+                self.part::<Pairs>(halves.saturating_mul(k.div_ceil(2)))?,
+                self.part::<F32x16>(halves.saturating_mul(k.div_ceil(GROUP)))?,
+            ),
+        };
+        Weight::lent(lanes, count, (n, k), bias).ok_or_else(|| {
+            let text = format!("no {count} matrices of {n} x {k} have this bias");
+            PyValueError::new_err(text)
+        })
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use headrace_kernels::tile::{Bf16x16, F16x16, F32x16};
-use headrace_kernels::weight::{self, Dtype, Elements, GROUP, LentLanes, LentRows, PANEL, Pairs};
+use headrace_kernels::weight::{self, Elements, LentRows};
 use numpy::{PyArray1, PyReadonlyArray2};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -76,27 +75,13 @@ impl Weight {
         dtype: &str,
         bias: Option<Vec<f32>>,
     ) -> PyResult<Self> {
-        let halves = 2 * n.div_ceil(PANEL);
         let mut image = Image::of(buffer, start)?;
-        let lanes = match dtype_named(dtype)? {
-            Dtype::Float32 => LentLanes::F32(image.part::<F32x16>(halves.saturating_mul(k))?),
-            Dtype::Bfloat16 => LentLanes::Bf16(image.part::<Bf16x16>(halves.saturating_mul(k))?),
-            Dtype::Float16 => LentLanes::F16(image.part::<F16x16>(halves.saturating_mul(k))?),
-            Dtype::Int8 => LentLanes::I8(
-                image.part::<Pairs>(halves.saturating_mul(k.div_ceil(2)))?,
-                image.part::<F32x16>(halves.saturating_mul(k.div_ceil(GROUP)))?,
-            ),
-        };
-        let weight = weight::Weight::lent(lanes, n, k, bias);
-        let weight = weight.ok_or_else(|| {
-            PyValueError::new_err(format!("no matrix of {n} x {k} has this bias"))
-        })?;
-        Ok(Self(Arc::new(weight)))
+        Ok(Self(Arc::new(image.matrices(dtype_named(dtype)?, 1, (n, k), bias)?)))
     }
 
     fn image<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u8>> {
         let mut image = Vec::with_capacity(self.0.image_len());
-        py.detach(|| self.0.read_image(0, &mut image));
+        py.detach(|| self.0.read_all(&mut image));
         PyArray1::from_vec(py, image)
     }
 

@@ -90,6 +90,20 @@ impl HeadMatrices {
         Self { keys, values: Weight::pack_apart(&values, v_dim, rank, dtype) }
     }
 
+    /// Those that were packed before and stay where they are: the keys where there are any, and the values, of which
+    /// [`Self::read_all`] gave the images.
+    pub fn lent(keys: Option<Weight>, values: Weight) -> Self {
+        Self { keys, values }
+    }
+
+    /// Appends the image of the keys, where there are any, and that of the values to `out`.
+    pub fn read_all(&self, out: &mut Vec<u8>) {
+        if let Some(keys) = &self.keys {
+            keys.read_all(out);
+        }
+        self.values.read_all(out);
+    }
+
     /// Whether they are of heads of this shape.
     pub fn fits(&self, shape: &MlaShape) -> bool {
         let MlaShape { heads, kv_lora_rank: rank, nope_dim: nope, v_dim, .. } = *shape;

@@ -164,7 +164,7 @@ pub(crate) enum Lanes {
     I8 { pairs: Stored<Pairs>, scales: Stored<F32x16> },
 }
 
-/// The lanes of one matrix that others have in memory, in the order of its image.
+/// The lanes of matrices that others have in memory, in their order.
 pub enum LentLanes {
     /// Of [`Dtype::Float32`].
     F32(Lent<F32x16>),
@@ -203,10 +203,18 @@ impl Weight {
         Self { lanes, bias, count: 1, n, k }
     }
 
-    /// One matrix `[n, k]` that was packed before and stays where it is. `None` unless there are as many lanes as it
-    /// has, and one bias per output.
-    pub fn lent(lanes: LentLanes, n: usize, k: usize, bias: Option<Vec<f32>>) -> Option<Self> {
-        let halves = 2 * n.div_ceil(PANEL);
+    /// `count` matrices `[n, k]` that were packed before and stay where they are. `None` unless there are as many lanes as
+    /// they have, and one bias per output of the only one, if any.
+    pub fn lent(
+        lanes: LentLanes,
+        count: usize,
+        (n, k): (usize, usize),
+        bias: Option<Vec<f32>>,
+    ) -> Option<Self> {
+        if count == 0 || k == 0 {
+            return None;
+        }
+        let halves = count * 2 * n.div_ceil(PANEL);
         let (lanes, whole) = match lanes {
             LentLanes::F32(x) => (Lanes::F32(Stored::Lent(x)), halves * k),
             LentLanes::Bf16(x) => (Lanes::Bf16(Stored::Lent(x)), halves * k),
@@ -225,8 +233,8 @@ impl Weight {
             Lanes::F16(x) => x.len(),
             Lanes::I8 { pairs, .. } => pairs.len(),
         };
-        let fits = k > 0 && found == whole && bias.as_ref().is_none_or(|bias| bias.len() == n);
-        fits.then_some(Self { lanes, bias, count: 1, n, k })
+        let biased = bias.as_ref().is_none_or(|bias| count == 1 && bias.len() == n);
+        (found == whole && biased).then_some(Self { lanes, bias, count, n, k })
     }
 
     /// Packs matrices `[n, k]`, to be used one by one.

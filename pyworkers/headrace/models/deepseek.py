@@ -26,12 +26,14 @@ from headrace.models.deepseek_weights import (
 )
 from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.survey import SurveyBackend, names_read, survey
+from headrace.models.on_cpu import in_own_memory, on_cpu
 from headrace.models.rope import attention_scale, rope_of
 from headrace_kernels.ops import MlaAttention, MlaBackend, MlaStep, Value
 from headrace_kernels.torch_if_loaded import type_of
 
 if TYPE_CHECKING:
     from headrace_kernels.moe.placed import PlacedLayer
+    from headrace_kernels.native import NativeBackend
 
 # From which on GPUs multiply e4m3: Ada and Hopper.
 FP8_CAPABILITY = (8, 9)
@@ -152,14 +154,11 @@ def load_deepseek(
     device_type = type_of(device)
     name = dtype_of_weights(config, dtype, device_type)
     if device_type == "cpu":
-        from headrace_kernels.native import NativeBackend
-
         if kv_dtype != "auto":
             raise UnsupportedModelError(
                 f"a KV cache in {kv_dtype} is for GPUs; on the CPU it is float32"
             )
-        native = NativeBackend(attention, dtype=name)
-        weights = _read(checkpoint, native, mtp=mtp, fp8=None, share=share)
+        native, weights = _on_cpu(checkpoint, attention, name, mtp=mtp, share=share)
         return Deepseek(config, weights, native, block_tokens, share)
 
     with needs("worker", f"a deepseek_v3 on {device}"):
@@ -181,6 +180,17 @@ def load_deepseek(
     return Deepseek(config, weights, backend, block_tokens, share)
 
 
+def _on_cpu(
+    checkpoint: Checkpoint, attention: MlaAttention, dtype: str, *, mtp: bool, share: Share | None
+) -> tuple[NativeBackend, DeepseekWeights]:
+    """Whole models come from the cache. A rank of a group packs its own: experts may move into its slots."""
+    names = _names(checkpoint, mtp=mtp, fp8=False, share=share)
+    load = partial(load_weights, mtp=mtp, share=share)
+    if share is not None:
+        return in_own_memory(checkpoint, attention, dtype, names, load)
+    return on_cpu(checkpoint, attention, dtype, names, load, drafts=mtp)
+
+
 def _read(
     checkpoint: Checkpoint,
     backend: MlaBackend,
@@ -189,18 +199,20 @@ def _read(
     fp8: Fp8Backend | None,
     share: Share | None,
 ) -> DeepseekWeights:
-    """All weights that are read, once all that there is has been checked, also what other ranks read."""
+    names = _names(checkpoint, mtp=mtp, fp8=fp8 is not None, share=share)
+    with checkpoint.read_ahead(names):
+        return load_weights(checkpoint, backend, mtp=mtp, fp8=fp8, share=share)
+
+
+def _names(checkpoint: Checkpoint, *, mtp: bool, fp8: bool, share: Share | None) -> list[str]:
+    """All tensors that are read, once all that there is has been checked, also what other ranks read."""
 
     def load(surveyed: Checkpoint, nothing: SurveyBackend, part: Share | None) -> DeepseekWeights:
         keeps: Any = nothing
-        keeps_fp8 = None if fp8 is None else keeps
-        return load_weights(surveyed, keeps, mtp=mtp, fp8=keeps_fp8, share=part)
+        return load_weights(surveyed, keeps, mtp=mtp, fp8=keeps if fp8 else None, share=part)
 
     names = survey(checkpoint, partial(load, part=None))
-    if share is not None:
-        names = names_read(checkpoint, partial(load, part=share))
-    with checkpoint.read_ahead(names):
-        return load_weights(checkpoint, backend, mtp=mtp, fp8=fp8, share=share)
+    return names if share is None else names_read(checkpoint, partial(load, part=share))
 
 
 def attention_of(config: ModelConfig, block_tokens: int, *, mtp: bool) -> MlaAttention:

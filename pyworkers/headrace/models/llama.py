@@ -5,10 +5,8 @@ Weights go by their Hugging Face names. Biases, tied embeddings and rope scaling
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 from headrace.extras import needs
@@ -16,10 +14,9 @@ from headrace.models import DType, UnsupportedModelError, dtype_of_weights
 from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
 from headrace.models.load.checkpoint import Checkpoint
-from headrace.models.load.packed_cache import packed_folder
-from headrace.models.load.survey import Survey, SurveyBackend, survey
+from headrace.models.load.survey import SurveyBackend, survey
+from headrace.models.on_cpu import on_cpu
 from headrace.models.rope import rope_of
-from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import (
     Attention,
     Backend,
@@ -29,10 +26,7 @@ from headrace_kernels.ops import (
     Value,
     Vector,
 )
-from headrace_kernels.packed import PackedBackend, PackingBackend
 from headrace_kernels.torch_if_loaded import type_of
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +82,7 @@ def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_token
 
     names = survey(checkpoint, load)
     if device_type == "cpu":
-        backend, weights = _on_cpu(checkpoint, attention, name, names)
+        backend, weights = on_cpu(checkpoint, attention, name, names, load_weights)
         return Llama(config, weights, backend, block_tokens)
     with needs("worker", f"a llama on {device}"):
         from headrace_kernels.torch_ops import TRITON, TorchBackend
@@ -97,34 +91,6 @@ def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_token
     with checkpoint.read_ahead(names):
         weights = load_weights(checkpoint, torch)
     return Llama(config, weights, torch, block_tokens)
-
-
-def _on_cpu(
-    checkpoint: Checkpoint, attention: Attention, dtype: str, names: list[str]
-) -> tuple[Backend, LlamaWeights]:
-    """Mapped as they lie packed in the cache, or packed into memory of this process."""
-
-    def pack(folder: Path) -> None:
-        packing = PackingBackend(attention, dtype=dtype, folder=folder)
-        with checkpoint.read_ahead(names):
-            load_weights(checkpoint, packing)
-        packing.finish()
-
-    folder = packed_folder(checkpoint, dtype, pack)
-    if folder is not None:
-        try:
-            packed = PackedBackend(attention, dtype=dtype, folder=folder)
-            return packed, load_weights(Survey(checkpoint), packed)
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ) as error:  # what is in a file may be anything
-            log.warning("%s: %s; weights are packed into this worker's own memory", folder, error)
-    native = NativeBackend(attention, dtype=dtype)
-    with checkpoint.read_ahead(names):
-        return native, load_weights(checkpoint, native)
 
 
 def attention_of(config: ModelConfig, block_tokens: int) -> Attention:

@@ -17,6 +17,13 @@ Tensors = dict[str, torch.Tensor]
 
 BLOCK = 128  # rows and columns that share a scale
 E4M3_MAX = 448.0
+# `quantization_config` of a checkpoint that `quantise_fp8` made.
+FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [BLOCK, BLOCK],
+}
 
 # Low-rank queries, two groups of experts, a shared one and a dense first layer.
 SHAPE: dict[str, Any] = {

@@ -6,19 +6,18 @@ import json
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace.models import llama
-from headrace.models.llama import load_llama
+from headrace.models import Model, load_model, on_cpu
 from headrace.models.load.checkpoint import Checkpoint, SafetensorsCheckpoint
 from headrace.models.load.packed_cache import LEAST_BYTES, MOST_KEPT, packed_folder
 from headrace_kernels.packed import INDEX, WEIGHTS
 from helpers.kernels.paged_rows import PagedRows
+from helpers.models.tiny_deepseek import tiny_deepseek
 from helpers.models.tiny_model import tiny_llama
 
 
@@ -114,26 +113,53 @@ def test_a_cache_that_cannot_be_used_is_said_and_does_without(
     assert packer.packed == 0
 
 
+class SmallOnes:
+    """Has models of any size packed, into a folder of the test's."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.folders: list[Path] = []
+        self.damage: str | None = None
+        monkeypatch.setattr(on_cpu, "packed_folder", self._folder)
+
+    def _folder(
+        self, checkpoint: Checkpoint, dtype: str, pack: Callable[[Path], None], *, drafts: bool
+    ) -> Path:
+        folder = packed_folder(
+            checkpoint, dtype, pack, drafts=drafts, root=self.root, least_bytes=1
+        )
+        assert folder is not None
+        if self.damage is not None:
+            spoil(folder, self.damage)
+        self.folders.append(folder)
+        return folder
+
+
+@pytest.fixture
+def small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallOnes:
+    return SmallOnes(tmp_path / "cache", monkeypatch)
+
+
+@pytest.mark.parametrize("tiny", [tiny_llama, tiny_deepseek])
 @pytest.mark.parametrize(
     "damage", ["no index", "no object", "another format", "fewer items", "cut"]
 )
 def test_a_folder_that_is_not_what_it_should_be_is_said_and_weights_are_packed_into_memory(
-    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    damage: str,
+    tiny: Callable[[Path], Path],
+    tmp_path: Path,
+    small_ones: SmallOnes,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    checkpoint = SafetensorsCheckpoint(tiny_llama(tmp_path / "tiny"))
-    folders: list[Path] = []
+    checkpoint = SafetensorsCheckpoint(tiny(tmp_path / "tiny"))
 
-    def folder_of(checkpoint: Checkpoint, dtype: str, pack: Callable[[Path], None]) -> Path:
-        folder = packed_folder(checkpoint, dtype, pack, root=tmp_path / "cache", least_bytes=1)
-        assert folder is not None
-        if folders:
-            spoil(folder, damage)
-        folders.append(folder)
-        return folder
+    def load() -> Model:
+        return load_model(checkpoint, dtype="float32", device="cpu", block_tokens=16)
 
-    monkeypatch.setattr(llama, "packed_folder", folder_of)
-    load = partial(load_llama, checkpoint, dtype="float32", device="cpu", block_tokens=16)
-    mapped, packed = load(), load()
+    mapped = load()
+    assert "own memory" not in caplog.text
+    small_ones.damage = damage
+    packed = load()
     assert "packed into this worker's own memory" in caplog.text
     size: dict[str, Any] = {"rows": 4, "answers": 1, "context_tokens": 16, "mtp": False}
     there = mapped.step_memory(**size).lasting - packed.step_memory(**size).lasting
@@ -144,6 +170,17 @@ def test_a_folder_that_is_not_what_it_should_be_is_said_and_weights_are_packed_i
         model.allocate_kv(2)
         logits.append(np.array(model.forward(rows.batch(rows.whole()))))
     assert np.array_equal(*logits)
+
+
+def test_a_deepseek_lies_apart_with_and_without_its_drafts(
+    tmp_path: Path, small_ones: SmallOnes, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = SafetensorsCheckpoint(tiny_deepseek(tmp_path / "tiny", mtp=True))
+    for mtp in (True, False, True):
+        load_model(checkpoint, dtype="int8", device="cpu", block_tokens=16, mtp=mtp)
+    with_drafts, without, again = small_ones.folders
+    assert with_drafts == again != without
+    assert "own memory" not in caplog.text
 
 
 def spoil(folder: Path, damage: str) -> None:

@@ -139,6 +139,34 @@ impl Slots {
         Ok(())
     }
 
+    /// Experts that were packed before and stay where they are, of which [`Self::read_part`] gave the bytes.
+    /// # Errors
+    /// If the halves are not of as many experts, or not of one shape.
+    pub fn lent(gate_up: Weight, down: Weight, dtype: Dtype) -> Result<Self, ExpertsError> {
+        check_size("list of down", down.count(), gate_up.count())?;
+        check_size("row of gate_up", gate_up.k(), down.n())?;
+        check_size("gate_up", gate_up.n(), 2 * down.k())?;
+        Ok(Self { gate_up, down, dtype })
+    }
+
+    /// Parts of the bytes of all of them, in their order: lanes of each `gate_up`, their scales, and so with `down`.
+    pub fn parts(&self) -> usize {
+        4 * self.count()
+    }
+
+    /// Appends a part to `out`.
+    /// # Panics
+    /// If there is no such part.
+    pub fn read_part(&self, part: usize, out: &mut Vec<u8>) {
+        let slot = part % self.count();
+        match part / self.count() {
+            0 => self.gate_up.read_lanes(slot, out),
+            1 => self.gate_up.read_scales(slot, out),
+            2 => self.down.read_lanes(slot, out),
+            _ => self.down.read_scales(slot, out),
+        }
+    }
+
     /// None yet, with room for one expert of the same shape: to be put into a slot by [`Self::put`].
     pub fn one_alike(&self) -> Self {
         Self::with_room(1, (self.hidden(), self.width()), self.dtype)

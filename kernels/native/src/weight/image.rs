@@ -1,4 +1,5 @@
-//! One matrix as bytes, packed as it is: what a rank sends so that another one has the same bits without packing anew.
+//! Matrices as bytes, packed as they are: what a rank sends so that another one has the same bits without packing anew,
+//! and what a file has that processes map.
 
 use super::{GROUP, Lanes, PANEL, Weight};
 use crate::simd::LANES;
@@ -78,15 +79,35 @@ impl Weight {
     /// # Panics
     /// If there is no such matrix.
     pub fn read_image(&self, index: usize, out: &mut Vec<u8>) {
-        let (lanes, scales) = self.lanes_of_matrix();
+        self.read_lanes(index, out);
+        self.read_scales(index, out);
+    }
+
+    /// Appends the image of all matrices to `out`, from which [`Self::lent`] makes them: their lanes, then their scales.
+    pub fn read_all(&self, out: &mut Vec<u8>) {
+        (0..self.count).for_each(|index| self.read_lanes(index, out));
+        (0..self.count).for_each(|index| self.read_scales(index, out));
+    }
+
+    /// The first part of an image.
+    /// # Panics
+    /// If there is no such matrix.
+    pub fn read_lanes(&self, index: usize, out: &mut Vec<u8>) {
+        let (lanes, _) = self.lanes_of_matrix();
         match &self.lanes {
             Lanes::F32(from) => put(from, index, lanes, out),
             Lanes::Bf16(from) => put(from, index, lanes, out),
             Lanes::F16(from) => put(from, index, lanes, out),
-            Lanes::I8 { pairs, scales: from } => {
-                put(pairs, index, lanes, out);
-                put(from, index, scales, out);
-            }
+            Lanes::I8 { pairs, .. } => put(pairs, index, lanes, out),
+        }
+    }
+
+    /// The second part, which only integers have.
+    /// # Panics
+    /// If there is no such matrix.
+    pub fn read_scales(&self, index: usize, out: &mut Vec<u8>) {
+        if let Lanes::I8 { scales, .. } = &self.lanes {
+            put(scales, index, self.lanes_of_matrix().1, out);
         }
     }
 

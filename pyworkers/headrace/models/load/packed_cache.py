@@ -38,17 +38,20 @@ def packed_folder(
     dtype: str,
     pack: Callable[[Path], None],
     *,
+    drafts: bool = False,
     root: Path | None = None,
     least_bytes: int = LEAST_BYTES,
 ) -> Path | None:
     """Where the weights of `checkpoint` lie packed as `dtype`; the first call has `pack` fill an empty folder.
+
+    With `drafts` those of the layer that drafts are among them, in a folder of its own.
 
     Any number of processes may call this at once: one works, the others wait for it. `None` where packing is not worth
     a file, or where the cache cannot be used, which is logged.
     """
     if checkpoint.nbytes < least_bytes or sys.byteorder != "little":
         return None
-    of = _of(checkpoint, dtype)
+    of = _of(checkpoint, dtype) | ({"drafts": True} if drafts else {})
     name = f"{PREFIX}{hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:24]}"
     elements = sum(math.prod(info.shape) for info in checkpoint.infos.values())
     entry = CachedModel(
