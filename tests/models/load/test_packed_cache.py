@@ -183,6 +183,29 @@ def test_a_deepseek_lies_apart_with_and_without_its_drafts(
     assert "own memory" not in caplog.text
 
 
+@pytest.mark.parametrize("tiny", [tiny_llama, tiny_deepseek])
+def test_who_maps_weights_reads_none(
+    tiny: Callable[[Path], Path],
+    tmp_path: Path,
+    small_ones: SmallOnes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = SafetensorsCheckpoint(tiny(tmp_path / "tiny"))
+    read: list[str] = []
+
+    def tensor(self: SafetensorsCheckpoint, name: str) -> Any:
+        read.append(name)
+        return load_tensor(self, name)
+
+    load_tensor = SafetensorsCheckpoint._load
+    monkeypatch.setattr(SafetensorsCheckpoint, "_load", tensor)
+    for _ in range(2):
+        first, read = read, []
+        load_model(checkpoint, dtype="int8", device="cpu", block_tokens=16)
+    assert len(small_ones.folders) == 2
+    assert first and not read
+
+
 def spoil(folder: Path, damage: str) -> None:
     index = json.loads((folder / INDEX).read_text())
     match damage:
