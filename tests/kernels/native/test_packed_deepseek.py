@@ -186,20 +186,20 @@ def test_parts_of_another_shape_are_refused_one_by_one(tmp_path: Path) -> None:
     checkpoint = SafetensorsCheckpoint(tiny_deepseek(tmp_path / "tiny"))
     latent = attention(checkpoint)
     kv_b = np.ones((latent.heads, latent.nope_dim + latent.v_dim, latent.kv_lora_rank), np.float32)
-    gate_up, down = np.ones((1, 64, 64), np.float32), np.ones((1, 64, 32), np.float32)
+    gate_up, down = np.ones((64, 64), np.float32), np.ones((64, 32), np.float32)
     packing = PackingBackend(latent, dtype="int8", folder=tmp_path)
     packing.head_matrices(kv_b)
-    packing.slots(gate_up, down, (1, 64))
+    packing.slots([gate_up], [down], (1, 64))
     packing.finish()
     cut = replace(latent, nope_dim=latent.nope_dim - 8, v_dim=latent.v_dim + 8)
     with pytest.raises(PackedError, match="item 0 is"):
         PackedBackend(cut, dtype="int8", folder=tmp_path).head_matrices(kv_b)
     for first, second, count in (
-        (gate_up[:, :32], down, 1),
-        (gate_up, down[:, :, :16], 1),
+        (gate_up[:32], down, 1),
+        (gate_up, down[:, :16], 1),
         (gate_up, down, 2),
     ):
         mapped = PackedBackend(latent, dtype="int8", folder=tmp_path)
         mapped.head_matrices(kv_b)
         with pytest.raises(PackedError, match="item 1 is"):
-            mapped.slots(first, second, (count, 64))
+            mapped.slots([first], [second], (count, 64))
