@@ -1,7 +1,7 @@
 """Headrace beside other routers: the same loads on each, in turns, with workers without a model.
 
     cargo build --release -p headrace-router -p headrace-bench
-    .venv/bin/python -m bench.peers --out bench/results/peers.json
+    .venv/bin/python -m bench.peers --out peers.json
 
 Routers of others are installed into environments of their own under target/peers. One that cannot be installed is named
 in the result with the reason. `--dry` runs small cases with what is in .venv: no router, Headrace, and nginx if this

@@ -17,7 +17,7 @@ from bench.helpers.report import ROOT
 
 RESULTS = [
     ROOT / f"bench/results/{name}.json"
-    for name in ("peers_short", "peers_streams", "peers_30000", "peers", "peers_stalled")
+    for name in ("peers_short", "peers_streams", "peers_30000", "peers_long", "peers_stalled")
 ]
 COMMAND = "bench.peers.table --write"
 LIMIT_MARK = "†"
