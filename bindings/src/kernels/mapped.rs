@@ -84,7 +84,7 @@ impl Image {
             ),
         };
         Weight::lent(lanes, count, (n, k), bias).ok_or_else(|| {
-            let text = format!("no {count} matrices of {n} x {k} have this bias");
+            let text = format!("there are no {count} matrices of {n} x {k} with this bias");
             PyValueError::new_err(text)
         })
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,28 @@ def test_slots_are_taken_once() -> None:
     for use in (lambda: _core.Experts(gate, [0.0], slots, **how), lambda: slots.image(0)):
         with pytest.raises(ValueError, match="a layer has these experts already"):
             use()
+
+
+def test_images_are_what_they_were() -> None:
+    """Whoever changes what is packed raises `packed.FORMAT`, and then these sums."""
+    rows = (np.arange(70 * 130, dtype=np.float32).reshape(70, 130) % 257 - 128) / np.float32(64)
+    halves = [(rows[:10], "float32")] * 2, [(rows[:, :5].repeat(2, 0)[:130], "float32")] * 2
+    sums: dict[str, list[str]] = {}
+    for dtype in DTYPES:
+        heads = _core.HeadMatrices(rows, "float32", dtype, heads=2, nope_dim=20, v_dim=15)
+        slots = _core.Slots(*halves, (2, 130), dtype)
+        parts = np.concatenate([slots.image(part) for part in range(slots.parts)])
+        images = (heads.image(), parts)
+        sums[dtype] = [hashlib.sha256(image.tobytes()).hexdigest()[:16] for image in images]
+    assert sums == IMAGES
+
+
+IMAGES = {
+    "float32": ["82166e5dba0f1287", "cc932786eee94861"],
+    "bfloat16": ["209c7eedf55d505f", "bf3d6a09840248f0"],
+    "float16": ["8eef6730a3904f5c", "390b9532f0ee7ff4"],
+    "int8": ["acce17b1c9ea28e6", "ebd38bf6d2cfbfd8"],
+}
 
 
 def test_images_that_cannot_be_are_refused(tmp_path: Path) -> None:
